@@ -1,8 +1,8 @@
 """What every launcher does before it launches: check its arguments, and size its grid.
 
-The checks raise before anything is allocated or launched. They take the arrays by keyword, so that the message names them as
-the caller knows them: ``check_shape("softmax", (4, 8), y_RC=y)`` says ``softmax: y_RC has shape (4, 7); expected (4, 8)``.
-Only attributes that both NumPy's and CUDA's arrays have are used.
+The checks raise before anything is allocated or launched. They take the arrays by keyword, so that the message names
+them as the caller knows them: ``check_shape("softmax", (4, 8), y_RC=y)`` says
+``softmax: y_RC has shape (4, 7); expected (4, 8)``. Only attributes that both NumPy's and CUDA's arrays have are used.
 """
 
 from collections.abc import Iterable
@@ -68,7 +68,7 @@ def check_contiguous(operation: str, **arrays: Array) -> None:
     for name, array in arrays.items():
         if not array.flags.c_contiguous:
             raise DTypeError(
-                f"{operation}: {name} of shape {array.shape} has strides {array.strides}, which is not C-contiguous; copy it first"
+                f"{operation}: {name} of shape {array.shape} has strides {array.strides}; expected C-contiguous: copy it first"
             )
 
 

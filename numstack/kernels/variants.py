@@ -34,7 +34,7 @@ class Variant:
     note : str
         One sentence: what it fixes in the variant before it.
     supports : callable
-        Whether it gives the right result for what :meth:`Variants.pick` is told (dtypes, sizes: each operation says what).
+        Whether it gives the right result for what :meth:`Variants.pick` is told (each operation says what).
     """
 
     name: str
@@ -75,10 +75,8 @@ class Variants:
             If there is no variant of this name, or it does not support ``needs``.
         """
         if name is None:
-            for variant in self._fastest_first:
-                if variant.supports(*needs):
-                    return variant
-        variant = self._by_name.get(name) if name is not None else None
+            return next(variant for variant in self._fastest_first if variant.supports(*needs))
+        variant = self._by_name.get(name)
         if variant is None:
             raise ConfigError(
                 f"{self.operation}: there is no variant {name!r}; choose one of {', '.join(self.names())}"
@@ -86,6 +84,6 @@ class Variants:
         if not variant.supports(*needs):
             able = [v.name for v in self if v.supports(*needs)]
             raise ConfigError(
-                f"{self.operation}: variant {name!r} does not support {needs}; these do: {', '.join(able)} (or leave it out)"
+                f"{self.operation}: variant {name!r} does not support {needs}; choose one of {', '.join(able)}"
             )
         return variant
