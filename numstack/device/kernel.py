@@ -1,0 +1,156 @@
+"""``@kernel``: a plain numba.cuda function that runs on whatever device this process has."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from numstack import simt
+from numstack.device.base import Stream
+from numstack.device.current import current_device
+from numstack.device.door import submit
+from numstack.device.launch_types import numba_types, type_key
+from numstack.device.work import Work
+from numstack.errors import ConfigError
+
+Dim = tuple[int, int, int]
+
+
+class Kernel:
+    """A kernel: its Python function, and launches of it.
+
+    ``kernel[grid, block](*args)`` launches on the current device's default stream; ``kernel[grid, block, stream]`` and
+    ``kernel[grid, block, stream, shared_bytes]`` name a stream and bytes of dynamic shared memory, as in numba.cuda.
+    ``grid`` and ``block`` are an int or up to three (x, y, z).
+
+    Arguments are device arrays and scalars. A Python int is int32 in the kernel, a float is float32; a NumPy scalar
+    keeps its type. ``flops=`` tells observers how much arithmetic the launch does.
+
+    Attributes
+    ----------
+    py_func : function
+        The plain function; ``numba.cuda.jit(py_func)`` is the same kernel in any other project.
+    name : str
+        Module and function, without leading underscores: ``gelu.forward``.
+    """
+
+    def __init__(self, py_func: Callable[..., None], name: str | None = None) -> None:
+        functools.update_wrapper(self, py_func)
+        self.py_func = py_func
+        self.name = name or f"{py_func.__module__.rpartition('.')[2]}.{py_func.__name__.lstrip('_')}"
+        self.parameters = tuple(inspect.signature(py_func).parameters)
+        self._dims: dict[Any, tuple[Dim, Dim]] = {}
+
+    @functools.cached_property
+    def accesses(self) -> simt.Accesses:
+        """Which parameters are arrays that the kernel reads, and which it writes, found in its source."""
+        return simt.accesses(self.py_func)
+
+    @property
+    def check(self) -> CheckedLaunches:
+        """Launches under ``numstack.simt``'s checks: ``kernel.check[grid, block](*args)``.
+
+        Raises KernelError with file, line, block and threads at an access out of bounds, a race on shared memory, a
+        read of what nothing wrote, a barrier that not all threads reach, or a non-finite value written.
+        """
+        return CheckedLaunches(self)
+
+    def __getitem__(self, config: tuple[Any, ...]) -> Launch:
+        grid, block, *rest = config
+        try:
+            dims = self._dims[grid, block]
+        except KeyError:
+            dims = self._dims[grid, block] = (self._dim("grid", grid), self._dim("block", block))
+        return Launch(self, *dims, *rest)
+
+    def _dim(self, what: str, value: int | tuple[int, ...]) -> Dim:
+        sizes = (value,) if isinstance(value, int) else tuple(int(v) for v in value)
+        if not 1 <= len(sizes) <= 3 or min(sizes) < 0 or (what == "block" and min(sizes) < 1):
+            raise ConfigError(f"{self.name}: {what}={value!r}; give one to three positive sizes (x, y, z)")
+        x, y, z = (*sizes, 1, 1)[:3]
+        if what == "block" and x * y * z > 1024:
+            raise ConfigError(f"{self.name}: block={value!r} has {x * y * z} threads; a block has at most 1024")
+        return x, y, z
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.name}>"
+
+
+class Launch:
+    """A kernel with its launch shape; calling it submits the launch."""
+
+    __slots__ = ("block", "grid", "kernel", "shared_bytes", "stream")
+
+    def __init__(
+        self, kernel: Kernel, grid: Dim, block: Dim, stream: Stream | None = None, shared_bytes: int = 0
+    ) -> None:
+        self.kernel = kernel
+        self.grid = grid
+        self.block = block
+        self.stream = stream
+        self.shared_bytes = shared_bytes
+
+    def __call__(self, *args: Any, flops: int = 0) -> None:
+        kernel, grid, block = self.kernel, self.grid, self.block
+        if 0 in grid:
+            return  # nothing to do: an empty array
+        device = current_device()
+        run = device.bind(kernel, grid, block, self.shared_bytes, args)
+        stream = self.stream or device.default_stream
+        submit(Work(kernel.name, "kernel", run, stream, (), (), flops, kernel, grid, block, self.shared_bytes, args))
+
+
+class CheckedLaunches:
+    """``kernel.check``: the same launches, in Python, under checks."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, config: tuple[Any, ...]) -> Callable[..., None]:
+        launch = self._kernel[config]
+
+        def run(*args: Any, flops: int = 0) -> None:
+            device = current_device()
+            type_key(launch.kernel, args)
+            numba_types(launch.kernel, args)
+            hosts = [device.to_host(a) if hasattr(a, "strides") and a.ndim else a for a in args]
+            simt.interpret(
+                launch.kernel.py_func,
+                launch.grid,
+                launch.block,
+                tuple(hosts),
+                shared_bytes=launch.shared_bytes,
+                checks=True,
+                name=launch.kernel.name,
+            )
+            for i in launch.kernel.accesses.writes:
+                device.copy(args[i], hosts[i])
+            device.synchronize()
+
+        return run
+
+
+def kernel(py_func: Callable[..., None] | None = None, *, name: str | None = None) -> Any:
+    """Make a kernel of a plain numba.cuda function.
+
+    Parameters
+    ----------
+    py_func : function
+        As for ``numba.cuda.jit``; it must return nothing.
+    name : str, optional
+        What traces and errors call it; by default module and function.
+
+    Examples
+    --------
+    >>> @kernel
+    ... def double(x_N):
+    ...     i = cuda.grid(1)
+    ...     if i < x_N.size:
+    ...         x_N[i] *= 2
+    >>> double[1, 32](x)
+    """
+    if py_func is None:
+        return lambda function: Kernel(function, name)
+    return Kernel(py_func, name)
