@@ -1,4 +1,4 @@
-"""What the tests share: poisoned outputs, moving arrays to the device under test, and a comparison that explains itself."""
+"""What the tests share: poisoned outputs, arrays on the device under test, a comparison that explains itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numstack.device import current_device
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
-# Relative and absolute tolerance by the dtype that a kernel stores. Each is a few roundings of that dtype at magnitude 1:
+# Relative and absolute tolerance by the dtype that a kernel stores, a few of its roundings at magnitude 1:
 # float32 leaves room for sums in another order, bfloat16 has 8 bits of mantissa, float16 has 11.
 TOLERANCES: dict[str, tuple[float, float]] = {
     "float32": (2e-5, 2e-6),
@@ -56,7 +56,7 @@ def assert_close(
 
 
 def poisoned(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """A host array that no kernel could have left behind: NaN, or 0x5A in every byte for integers (and bfloat16 bits)."""
+    """A host array that no kernel could have left behind: NaN (also in bfloat16 bits), or bytes of 0x5A for integers."""
     dtype = np.dtype(dtype)
     if dtype == np.uint16:  # bfloat16 bits of a NaN
         return np.full(shape, 0x7FC0, dtype)

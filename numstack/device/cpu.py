@@ -23,6 +23,7 @@ from numstack import simt
 from numstack.device.base import Array, Device, Event, Properties, Region, Stream, check_same
 from numstack.device.door import submit
 from numstack.device.launch_types import numba_types, type_key
+from numstack.device.ranks import local_size, positive
 from numstack.device.work import Work
 from numstack.errors import DeviceError, OutOfMemory
 
@@ -300,13 +301,5 @@ def _worth_sharing(args: tuple[Any, ...]) -> bool:
 
 def share_of_cores() -> int:
     """Threads for this process: ``NUMSTACK_THREADS``, or the cores it may use divided by the ranks of this machine."""
-    asked = os.environ.get("NUMSTACK_THREADS")
-    if asked:
-        return max(1, int(asked))
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    local_size = next((int(os.environ[name]) for name in LOCAL_SIZE_VARIABLES if os.environ.get(name)), 1)
-    return max(1, n_cores // local_size)
-
-
-# Open MPI, MPICH and Intel MPI, Slurm.
-LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
+    return positive("NUMSTACK_THREADS", max(1, n_cores // local_size()))

@@ -1,0 +1,101 @@
+"""Launching a cubin: numba's argument structure packed once into one buffer, handed straight to cuLaunchKernel."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cuda.bindings import driver
+from numba import types
+
+from numstack.device.cuda import cache
+from numstack.device.cuda.compiler import Architecture
+from numstack.device.cuda.driver import DriverError, call
+from numstack.device.cuda.resources import Resources
+
+if TYPE_CHECKING:
+    from numstack.device.kernel import Kernel
+
+# Values of CU_LAUNCH_PARAM_* in cuda.h: the arguments come as one buffer instead of a pointer each.
+PARAM_END, PARAM_BUFFER_POINTER, PARAM_BUFFER_SIZE = 0, 1, 2
+# A block gets more dynamic shared memory than this only once the function's attribute allows it.
+SHARED_BYTES_WITHOUT_ASKING = 48 * 1024
+
+
+class CompiledKernel:
+    """A kernel loaded on the GPU for one set of argument types.
+
+    numba passes an array as its structure's fields (meminfo, parent, nitems, itemsize, data, shape, strides), each a
+    64-bit parameter, and a scalar as itself; ``struct`` lays them out with their natural alignment, as the driver does.
+    """
+
+    def __init__(self, code: bytes, resources: Resources, arg_types: tuple[types.Type, ...]) -> None:
+        self.resources = resources
+        self._layout = struct.Struct("@" + "".join(_format(t) for t in arg_types))
+        self._library = call(driver.cuLibraryLoadData, code, None, None, 0, None, None, 0)
+        (kernel,) = call(driver.cuLibraryEnumerateKernels, 1, self._library)
+        self._function = call(driver.cuKernelGetFunction, kernel)
+        self._shared_bytes = SHARED_BYTES_WITHOUT_ASKING
+        # One buffer serves all launches, since the driver copies it before it returns; the lock is for other threads.
+        self._lock = threading.Lock()
+        self._buffer = ctypes.create_string_buffer(max(self._layout.size, 1))
+        self._size = ctypes.c_size_t(self._layout.size)
+        self._extra = (ctypes.c_void_p * 5)(
+            PARAM_BUFFER_POINTER,
+            ctypes.addressof(self._buffer),
+            PARAM_BUFFER_SIZE,
+            ctypes.addressof(self._size),
+            PARAM_END,
+        )
+        self._extra_address = ctypes.addressof(self._extra)
+
+    def bind(
+        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, values: list[Any]
+    ) -> Callable[[Any], None]:
+        """What enqueues this launch on a stream, now or again later."""
+        if shared_bytes > self._shared_bytes:
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            call(driver.cuFuncSetAttribute, self._function, attribute, shared_bytes)
+            self._shared_bytes = shared_bytes
+        launch, function, extra = driver.cuLaunchKernel, self._function, self._extra_address
+        pack_into, buffer, lock = self._layout.pack_into, self._buffer, self._lock
+
+        def run(stream: Any) -> None:
+            with lock:
+                pack_into(buffer, 0, *values)
+                result = launch(function, *grid, *block, shared_bytes, stream.handle, 0, extra)[0]
+            if result:
+                raise DriverError("cuLaunchKernel", result.name)
+
+        return run
+
+
+def load(kernel: Kernel, arg_types: tuple[types.Type, ...], threads: int, architecture: Architecture) -> CompiledKernel:
+    """Take the kernel's cubin from the cache, or compile it, and load it on the GPU."""
+    cubin = cache.cubin(kernel.py_func, arg_types, threads, architecture)
+    return CompiledKernel(cubin.code, cubin.resources, arg_types)
+
+
+_SCALARS = {
+    types.boolean: "?",
+    types.int8: "b",
+    types.uint8: "B",
+    types.int16: "h",
+    types.uint16: "H",
+    types.int32: "i",
+    types.uint32: "I",
+    types.int64: "q",
+    types.uint64: "Q",
+    types.float16: "e",
+    types.float32: "f",
+    types.float64: "d",
+}
+
+
+def _format(arg_type: types.Type) -> str:
+    if isinstance(arg_type, types.Array):
+        return "q" * (5 + 2 * arg_type.ndim)
+    return _SCALARS[arg_type]
