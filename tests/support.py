@@ -56,7 +56,7 @@ def assert_close(
 
 
 def poisoned(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """A host array that no kernel could have left behind: NaN (also in bfloat16 bits), or bytes of 0x5A for integers."""
+    """A host array that no kernel could have left: NaN (also in bfloat16 bits), or bytes of 0x5A for integers."""
     dtype = np.dtype(dtype)
     if dtype == np.uint16:  # bfloat16 bits of a NaN
         return np.full(shape, 0x7FC0, dtype)

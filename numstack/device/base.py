@@ -185,7 +185,7 @@ class Device(ABC):
         strides: tuple[int, ...] | None = None,
         owner: object = None,
     ) -> Array:
-        """An array over device memory at ``address``, which keeps ``owner`` alive; strides in bytes, C order by default."""
+        """An array over memory at ``address``, which keeps ``owner`` alive; strides in bytes, C order by default."""
 
     @abstractmethod
     def address(self, array: Array) -> int:

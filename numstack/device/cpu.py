@@ -302,4 +302,6 @@ def _worth_sharing(args: tuple[Any, ...]) -> bool:
 def share_of_cores() -> int:
     """Threads for this process: ``NUMSTACK_THREADS``, or the cores it may use divided by the ranks of this machine."""
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return positive("NUMSTACK_THREADS", max(1, n_cores // local_size()))
+    if n_cores * local_size() > (os.cpu_count() or 1):  # the launcher did not bind each rank to cores of its own
+        n_cores //= local_size()
+    return positive("NUMSTACK_THREADS", max(1, n_cores))
