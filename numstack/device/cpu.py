@@ -37,15 +37,17 @@ PIECES_PER_THREAD = 4
 
 
 class CpuEvent(Event):
-    """Done once the worker thread has come by; carries the time at which it did."""
+    """Done once the worker thread has come by; carries the time at which it did, and what failed before it."""
 
     def __init__(self) -> None:
         self._reached = threading.Event()
         self._time_s = 0.0
+        self._error: BaseException | None = None
 
-    def reach(self) -> None:
-        """The stream has finished everything before the event."""
+    def reach(self, error: BaseException | None = None) -> None:
+        """The stream has finished everything before the event, or skipped it because of ``error``."""
         self._time_s = time.perf_counter()
+        self._error = error
         self._reached.set()
 
     def done(self) -> bool:
@@ -53,6 +55,8 @@ class CpuEvent(Event):
 
     def synchronize(self) -> None:
         self._reached.wait()
+        if self._error is not None:
+            raise self._error
 
     def elapsed_s(self, later: Event) -> float:
         assert isinstance(later, CpuEvent)
@@ -84,7 +88,9 @@ class InlineStream(Stream):
         return event
 
     def wait(self, event: Event) -> None:
-        if not event.done():
+        if event.done():
+            event.synchronize()
+        else:
             self._awaited.append(event)
 
     def synchronize(self) -> None:
@@ -97,7 +103,8 @@ class InlineStream(Stream):
 class WorkerStream(Stream):
     """A thread that runs works in the order they were submitted.
 
-    An exception in a work is kept: works after it are skipped, as on a GPU, and ``synchronize`` raises it.
+    An exception in a work is kept: works after it are skipped, as on a GPU, and whoever waits for them gets it: a host
+    or a stream that waits for a later event, and ``synchronize``, after which the stream works again.
     """
 
     def __init__(self, device: CpuDevice, index: int) -> None:
@@ -111,30 +118,32 @@ class WorkerStream(Stream):
         while True:
             self._queue.get()()
 
-    def execute(self, work: Work) -> None:
+    def _enqueue(self, call: Callable[[], None]) -> None:
         def run() -> None:
             if self._error is None:
                 try:
-                    work.run(self)
+                    call()
                 except BaseException as error:
                     self._error = error
 
         self._queue.put(run)
 
+    def execute(self, work: Work) -> None:
+        self._enqueue(lambda: work.run(self))
+
     def record(self) -> Event:
         event = CpuEvent()
-        self._queue.put(event.reach)
+        self._queue.put(lambda: event.reach(self._error))
         return event
 
     def wait(self, event: Event) -> None:
-        if not event.done():
-            self._queue.put(event.synchronize)
+        self._enqueue(event.synchronize)
 
     def synchronize(self) -> None:
-        self.record().synchronize()
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        try:
+            self.record().synchronize()
+        finally:
+            self._error = None
 
     def __repr__(self) -> str:
         return f"CPU stream {self._index}"
