@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiktoken
-from tiktoken_ext import openai_public
+from tiktoken_ext.openai_public import r50k_base  # type: ignore[import-untyped]
 
 from numstack.data import CharacterTokenizer, Gpt2Tokenizer, shipped
 from numstack.data.tokenizers import from_description
@@ -25,7 +25,7 @@ def test_shipped_corpus_is_what_its_attribution_says() -> None:
 
 def test_damaged_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "corpus").mkdir()
-    monkeypatch.setattr(shipped.resources, "files", lambda package: tmp_path)
+    monkeypatch.setattr("importlib.resources.files", lambda package: tmp_path)
     with pytest.raises(DataError, match="cannot be read"):
         shipped.read("shakespeare.txt")
     (tmp_path / "corpus" / "shakespeare.txt.xz").write_bytes(lzma.compress(b"to be or not to be"))
@@ -80,7 +80,7 @@ def test_gpt2_equals_tiktoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     url = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"
     (tmp_path / hashlib.sha1(url.encode()).hexdigest()).write_bytes(shipped.read("gpt2.tiktoken"))
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    theirs = tiktoken.Encoding(**openai_public.r50k_base())
+    theirs = tiktoken.Encoding(**r50k_base())
     ours = Gpt2Tokenizer()
     assert theirs.n_vocab == ours.vocabulary_size
     for text in [*TEXTS, shipped.read("shakespeare.txt").decode()[:50_000]]:

@@ -102,7 +102,7 @@ def test_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"
     write_tokens(path, np.arange(5))
     before = path.read_bytes()
-    with file_size_limit(4096), pytest.raises(DataError, match="cannot be written .* is unchanged"):
+    with file_size_limit(4096), pytest.raises(DataError, match=r"cannot be written .* is unchanged"):
         write_tokens(path, np.zeros(5000, np.int32))
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["tokens.bin"]
