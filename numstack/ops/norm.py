@@ -1,0 +1,67 @@
+"""Normalisation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from numstack import memory
+from numstack.autograd import Node, record
+from numstack.errors import ShapeError
+from numstack.kernels import layernorm as kernels
+from numstack.tensor import Tensor
+
+
+def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5) -> Tensor:
+    """Normalise each row of x to mean 0 and variance 1, then scale and shift.
+
+    Parameters
+    ----------
+    x : Tensor, shape (..., C)
+    weight, bias : Tensor, shape (C,)
+    eps : float
+        Added to the variance; units of x squared.
+
+    Raises
+    ------
+    ShapeError
+        If weight or bias does not have C elements.
+
+    Notes
+    -----
+    The gradient of x is added to what x already has, so a residual stream is read and written once.
+    """
+    n_columns = x.shape[-1]
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        if parameter.shape != (n_columns,):
+            raise ShapeError(
+                f"layernorm: x has shape {x.shape}, so {name} needs shape ({n_columns},), but it has {parameter.shape}"
+            )
+    n_rows = math.prod(x.shape[:-1])
+    shape_RC = (n_rows, n_columns)
+    x_RC, weight_C = x.array.reshape(shape_RC), weight.array
+    y = memory.empty(x.shape, x_RC.dtype, scope="forward")
+    mean_R = memory.empty((n_rows,), np.float32, scope="forward")
+    rstd_R = memory.empty((n_rows,), np.float32, scope="forward")
+    kernels.forward(x_RC, weight_C, bias.array, y.reshape(shape_RC), mean_R, rstd_R, eps=eps)
+
+    def backward(node: Node) -> None:
+        dx, accumulate_dx = node.into(0)
+        dweight_C, dbias_C, accumulate = node.into(1, 2)
+        workspace = memory.empty((kernels.workspace_size(n_rows, n_columns),), np.float32, scope="workspace")
+        kernels.backward(
+            node.gradient.reshape(shape_RC),
+            x_RC,
+            weight_C,
+            mean_R,
+            rstd_R,
+            dx.reshape(shape_RC),
+            dweight_C,
+            dbias_C,
+            workspace,
+            accumulate=accumulate,
+            accumulate_dx=accumulate_dx,
+        )
+
+    return record("layernorm", y, (x, weight, bias), backward)
