@@ -6,17 +6,15 @@ them as the caller knows them: ``check_shape("softmax", (4, 8), y_RC=y)`` says
 """
 
 from collections.abc import Iterable
-from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from numstack.device import Array
+from numstack.dtypes import FLOATING, storage
 from numstack.errors import ConfigError, DTypeError, ShapeError
 
-Array: TypeAlias = Any
-"""An array on the current device: ``np.ndarray`` on the CPU, ``CudaArray`` on a GPU."""
-
-FLOATS = frozenset(np.dtype(t) for t in (np.float32, np.float16, np.uint16))
+FLOATS = frozenset(storage(dtype) for dtype in FLOATING)
 """The dtypes that ``widen`` and ``narrow`` know. bfloat16 is stored as its bits, in uint16."""
 
 
@@ -68,7 +66,7 @@ def check_contiguous(operation: str, **arrays: Array) -> None:
     for name, array in arrays.items():
         if not array.flags.c_contiguous:
             raise DTypeError(
-                f"{operation}: {name} of shape {array.shape} has strides {array.strides}; expected C-contiguous: copy it first"
+                f"{operation}: {name} is not C-contiguous: shape {array.shape}, strides {array.strides}; copy it first"
             )
 
 
@@ -136,3 +134,8 @@ def check_option(operation: str, option: str, value: object, allowed: Iterable[o
 def ceil_div(n: int, d: int) -> int:
     """n / d, rounded up: how many blocks of d cover n elements."""
     return -(-n // d)
+
+
+def flat(array: Array) -> Array:
+    """A C-contiguous array as one axis, without a copy."""
+    return array if array.ndim == 1 else array.reshape(-1)

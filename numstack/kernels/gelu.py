@@ -1,0 +1,225 @@
+"""GELU, the Gaussian error linear unit, forward and backward: y = x g(x) for a gate g between 0 and 1.
+
+=============  =============================  ======================================================================
+form           gate g(x)                      computed as
+=============  =============================  ======================================================================
+erf            (1 + erf(x / sqrt 2)) / 2      ``math.erf``
+tanh           (1 + tanh u) / 2               ``math.tanh``; what GPT-2 uses
+tanh_rational  (1 + tanh u) / 2               tanh as an odd polynomial of degree 13 over an even one of degree 6
+tanh_exp       1 / (1 + exp(-2u)), the same   one exponential, one division, and no cancellation where x is negative
+=============  =============================  ======================================================================
+
+with u = sqrt(2 / pi) (x + 0.044715 x^3). The gradient is dx = dy (g + x g'), where g' = 2 g (1 - g) u' for all the tanh
+forms and exp(-x^2 / 2) / sqrt(2 pi) for erf. A backward pass needs x only, so nothing but x is kept between the passes,
+and :func:`forward_backward` gives y and dx of one reading of x.
+
+LARGEST_ERROR holds the measured error of each form in float32; ``benchmarks/gelu.py`` measures what each costs.
+
+Sources: Hendrycks and Gimpel 2016; the rational tanh is that of Eigen's ``ptanh_float``.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import cuda, float32
+
+from numstack.device import Kernel, Stream, kernel, narrow, widen
+from numstack.kernels.launch import Array, ceil_div, check_contiguous, check_floats, check_option, check_shape, flat
+
+BLOCK = 256
+
+SQRT_2_OVER_PI = float32(math.sqrt(2 / math.pi))
+CUBIC = float32(0.044715)
+SQRT_HALF = float32(math.sqrt(0.5))
+INV_SQRT_2PI = float32(1 / math.sqrt(2 * math.pi))
+
+
+def reference(x: np.ndarray, form: str = "tanh") -> tuple[np.ndarray, np.ndarray]:
+    """GELU and its derivative at x, in float64.
+
+    Returns
+    -------
+    y, slope : ndarray of float64, shaped as x
+    """
+    x = np.asarray(x, np.float64)
+    if form == "erf":
+        gate = 0.5 * np.vectorize(math.erfc, otypes=[np.float64])(-x * math.sqrt(0.5))
+        gate_slope = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    else:
+        scale = math.sqrt(2 / math.pi)
+        u = np.clip(scale * (x + 0.044715 * x**3), -300, 300)
+        gate = 1 / (1 + np.exp(-2 * u))
+        gate_slope = 0.5 * scale * (1 + 3 * 0.044715 * x * x) / np.cosh(u) ** 2
+    return x * gate, gate + x * gate_slope
+
+
+@cuda.jit(device=True)
+def _inner(x):
+    return SQRT_2_OVER_PI * (x + CUBIC * x * x * x)
+
+
+@cuda.jit(device=True)
+def tanh_rational(u):
+    """tanh(u) to about 4 units in the last place, by multiplications and one division."""
+    u = min(max(u, float32(-7.9053111)), float32(7.9053111))  # beyond, tanh is 1 in float32
+    s = u * u
+    p = float32(-2.76076847742355e-16)
+    p = p * s + float32(2.00018790482477e-13)
+    p = p * s + float32(-8.60467152213735e-11)
+    p = p * s + float32(5.12229709037114e-08)
+    p = p * s + float32(1.48572235717979e-05)
+    p = p * s + float32(6.37261928875436e-04)
+    p = p * s + float32(4.89352455891786e-03)
+    q = float32(1.19825839466702e-06)
+    q = q * s + float32(1.18534705686654e-04)
+    q = q * s + float32(2.26843463243900e-03)
+    q = q * s + float32(4.89352518554385e-03)
+    return u * p / q
+
+
+@cuda.jit(device=True)
+def gate_tanh(x):
+    return float32(0.5) + float32(0.5) * math.tanh(_inner(x))
+
+
+@cuda.jit(device=True)
+def gate_tanh_rational(x):
+    return float32(0.5) + float32(0.5) * tanh_rational(_inner(x))
+
+
+@cuda.jit(device=True)
+def gate_tanh_exp(x):
+    return float32(1) / (float32(1) + math.exp(float32(-2) * _inner(x)))
+
+
+@cuda.jit(device=True)
+def gate_erf(x):
+    return float32(0.5) + float32(0.5) * math.erf(x * SQRT_HALF)
+
+
+@cuda.jit(device=True)
+def _gate_slope_tanh(x, gate):
+    inner_slope = SQRT_2_OVER_PI * (float32(1) + float32(3) * CUBIC * x * x)
+    return float32(2) * gate * (float32(1) - gate) * inner_slope
+
+
+@cuda.jit(device=True)
+def _gate_slope_erf(x, gate):
+    return INV_SQRT_2PI * math.exp(float32(-0.5) * x * x)
+
+
+def _make_kernels(gate: Callable[..., Any], gate_slope: Callable[..., Any]) -> tuple[Kernel, Kernel, Kernel]:
+    """The three kernels of one form."""
+
+    @kernel
+    def forward(x_N, y_N):
+        i = cuda.grid(1)
+        if i < x_N.size:
+            x = widen(x_N[i])
+            y_N[i] = narrow(x * gate(x), y_N.dtype)
+
+    @kernel
+    def backward(dy_N, x_N, dx_N):
+        i = cuda.grid(1)
+        if i < x_N.size:
+            x = widen(x_N[i])
+            g = gate(x)
+            dx_N[i] = narrow(widen(dy_N[i]) * (g + x * gate_slope(x, g)), dx_N.dtype)
+
+    @kernel
+    def forward_backward(x_N, dy_N, y_N, dx_N):
+        i = cuda.grid(1)
+        if i < x_N.size:
+            x = widen(x_N[i])
+            g = gate(x)
+            dy = widen(dy_N[i])
+            y_N[i] = narrow(x * g, y_N.dtype)
+            dx_N[i] = narrow(dy * (g + x * gate_slope(x, g)), dx_N.dtype)
+
+    return forward, backward, forward_backward
+
+
+_KERNELS = {
+    "erf": _make_kernels(gate_erf, _gate_slope_erf),
+    "tanh": _make_kernels(gate_tanh, _gate_slope_tanh),
+    "tanh_rational": _make_kernels(gate_tanh_rational, _gate_slope_tanh),
+    "tanh_exp": _make_kernels(gate_tanh_exp, _gate_slope_tanh),
+}
+FORMS = tuple(_KERNELS)
+
+
+def _launch(which: int, operation: str, form: str, stream: Stream | None, arrays: dict[str, Array]) -> None:
+    check_option(operation, "form", form, FORMS)
+    check_floats(operation, **arrays)
+    check_contiguous(operation, **arrays)
+    first = next(iter(arrays.values()))
+    check_shape(operation, first.shape, **arrays)
+    grid = ceil_div(first.size, BLOCK)
+    _KERNELS[form][which][grid, BLOCK, stream](*[flat(array) for array in arrays.values()])
+
+
+def forward(x: Array, y: Array, *, form: str = "tanh", stream: Stream | None = None) -> None:
+    """y = GELU(x).
+
+    Parameters
+    ----------
+    x, y : array of any one shape, float32, float16 or bfloat16 as uint16 bits, C-contiguous
+        y may be x.
+    form : {"tanh", "erf", "tanh_rational", "tanh_exp"}
+
+    Raises
+    ------
+    ShapeError, DTypeError, ConfigError
+        If the arrays differ in shape, hold no floating numbers, or there is no such form.
+
+    Notes
+    -----
+    Workspace: none. Deterministic: yes.
+    """
+    _launch(0, "gelu.forward", form, stream, {"x": x, "y": y})
+
+
+def backward(dy: Array, x: Array, dx: Array, *, form: str = "tanh", stream: Stream | None = None) -> None:
+    """dx = dy GELU'(x).
+
+    Parameters
+    ----------
+    dy, x, dx : array of any one shape, float32, float16 or bfloat16 as uint16 bits, C-contiguous
+        dx may be dy or x.
+    form : {"tanh", "erf", "tanh_rational", "tanh_exp"}
+
+    Raises
+    ------
+    ShapeError, DTypeError, ConfigError
+        If the arrays differ in shape, hold no floating numbers, or there is no such form.
+
+    Notes
+    -----
+    Workspace: none. Deterministic: yes.
+    """
+    _launch(1, "gelu.backward", form, stream, {"dy": dy, "x": x, "dx": dx})
+
+
+def forward_backward(
+    x: Array, dy: Array, y: Array, dx: Array, *, form: str = "tanh", stream: Stream | None = None
+) -> None:
+    """y = GELU(x) and dx = dy GELU'(x) in one pass: four arrays moved, where the two passes move five.
+
+    Parameters
+    ----------
+    x, dy, y, dx : array of any one shape, float32, float16 or bfloat16 as uint16 bits, C-contiguous
+        y or dx may be x or dy.
+    form : {"tanh", "erf", "tanh_rational", "tanh_exp"}
+
+    Raises
+    ------
+    ShapeError, DTypeError, ConfigError
+        If the arrays differ in shape, hold no floating numbers, or there is no such form.
+
+    Notes
+    -----
+    Workspace: none. Deterministic: yes.
+    """
+    _launch(2, "gelu.forward_backward", form, stream, {"x": x, "dy": dy, "y": y, "dx": dx})
