@@ -80,8 +80,9 @@ def test_a_launch_on_another_stream_runs_there_in_order() -> None:
 
 
 def test_an_empty_grid_launches_nothing() -> None:
+    x = to_device(np.zeros(1, np.float32))
     with current_device().observe(Recorder()) as recorder:
-        _add_one[0, 64](to_device(np.zeros(1, np.float32)))
+        _add_one[0, 64](x)
     assert not recorder.seen
 
 

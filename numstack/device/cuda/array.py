@@ -9,6 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from numstack.device import dlpack
+from numstack.device.cuda.streams import CudaStream
+from numstack.device.current import current_device
+from numstack.dtypes import storage
 from numstack.errors import DTypeError, ShapeError
 
 
@@ -99,6 +103,32 @@ class CudaArray:
         return CudaArray(
             interface["data"][0], tuple(interface["shape"]), interface["typestr"], interface.get("strides"), other
         )
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CUDA, current_device().index  # type: ignore[attr-defined]
+
+    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
+        """A DLPack capsule; ``stream``, the consumer's, waits for what our default stream has been given so far."""
+        if stream not in (None, -1, 0, 1):  # 0 and 1 are the default stream itself, -1 asks for no ordering
+            device = current_device()
+            CudaStream(device, stream).wait(device.default_stream.record())  # type: ignore[arg-type]
+        device_of = self.__dlpack_device__()
+        return dlpack.export(self.address, self.shape, self.strides, self.dtype, device_of, self)
+
+    @staticmethod
+    def from_dlpack(other: Any) -> CudaArray:
+        """Another library's GPU array through DLPack, without a copy; bfloat16 becomes its bits in uint16.
+
+        Raises
+        ------
+        DTypeError
+            If it is not in GPU memory.
+        """
+        kind, _ = other.__dlpack_device__()
+        if kind != dlpack.CUDA:
+            raise DTypeError(f"from_dlpack: a {type(other).__name__} in host memory; copy it there (memory.from_host)")
+        taken = dlpack.take(other.__dlpack__(stream=1))
+        return CudaArray(taken.address, taken.shape, storage(taken.dtype), taken.strides, taken.owner)
 
     # views
 
