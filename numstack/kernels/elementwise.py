@@ -9,8 +9,8 @@ copy       out = x, either of them strided: a transposed, sliced or packed view
 transpose  out_CR = x_RC^T
 =========  ====================================================================================
 
-All but ``transpose`` have one variant, a thread an element, neighbouring threads on neighbouring elements: they wait for
-memory whatever they compute. ``transpose`` has a ladder: ``thread_per_element`` reads along rows, so it writes down
+All but ``transpose`` have one variant, a thread an element, neighbouring threads on neighbouring elements: they wait
+for memory whatever they compute. ``transpose`` has a ladder: ``thread_per_element`` reads along rows, so it writes down
 columns, each element to a cache line of its own; ``shared_tile`` turns a 32 x 32 tile in shared memory, and both reads
 and writes along rows. Its tile is one column wider than it need be, or the 32 threads that read down a column would all
 meet in one memory bank.
