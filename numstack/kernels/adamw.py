@@ -1,0 +1,171 @@
+"""AdamW over all parameters of a model in one launch.
+
+All parameters lie in one flat buffer param_N, their gradients in grad_N, the moments in m_N and v_N. Each parameter
+starts on a multiple of SEGMENT elements, so that the weight decay of an element is that of its segment: decay_S.
+
+At step t = 1, 2, ... with gradient g = grad_scale_1 grad::
+
+    m     = beta1 m + (1 - beta1) g
+    v     = beta2 v + (1 - beta2) g^2
+    m_hat = m / (1 - beta1^t)                          (bias correction)
+    v_hat = v / (1 - beta2^t)
+    param = param - lr (decay param + m_hat / (sqrt(v_hat) + eps))
+
+The decay is decoupled: it acts on the parameter, not through the gradient. ``grad_scale_1`` is read on the device (a
+clipping factor, one over a loss scale); if it is not finite, nothing is changed: a step that overflowed is skipped
+without the host knowing. With ``master``, float32 copies of the parameters are updated, and rounded into param.
+
+One variant: one thread an element, a block a segment. Source: Loshchilov, Hutter 2019, "Decoupled Weight Decay
+Regularization", algorithm 2.
+"""
+
+import math
+
+import numpy as np
+from numba import cuda
+
+from numstack.device import Array, Stream, kernel, narrow, widen
+from numstack.errors import ConfigError
+from numstack.kernels.launch import (
+    ceil_div,
+    check_contiguous,
+    check_dtype,
+    check_floats,
+    check_ndim,
+    check_shape,
+)
+
+SEGMENT = 256
+"""Elements that share one weight decay, and threads of a block."""
+
+
+def reference(
+    param_N: np.ndarray,
+    grad_N: np.ndarray,
+    m_N: np.ndarray,
+    v_N: np.ndarray,
+    decay_N: np.ndarray,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    step: int,
+    grad_scale: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``(param_N, m_N, v_N)`` after the step, in float64; decay_N is given for each element."""
+    param, grad, m, v, decay = (np.asarray(a, np.float64) for a in (param_N, grad_N, m_N, v_N, decay_N))
+    if not math.isfinite(grad_scale):
+        return param, m, v
+    grad = grad * grad_scale
+    m = beta1 * m + (1 - beta1) * grad
+    v = beta2 * v + (1 - beta2) * grad**2
+    m_hat = m / (1 - beta1**step)
+    v_hat = v / (1 - beta2**step)
+    return param - lr * (decay * param + m_hat / (np.sqrt(v_hat) + eps)), m, v
+
+
+@cuda.jit(device=True)
+def _updated(value, m, v, grad, decay, lr, rate1, rate2, eps, correct1, correct2):
+    """``(value, m, v)`` of an element after the step.
+
+    rate = 1 - beta and correct = 1 / (1 - beta^t) come rounded from the host's float64: 1 - beta2 in float32 would be
+    off by 1e-5.
+    """
+    m += rate1 * (grad - m)
+    v += rate2 * (grad * grad - v)
+    update = m * correct1 / (math.sqrt(v * correct2) + eps)
+    return value - lr * (decay * value + update), m, v
+
+
+@kernel
+def _step(param_N, grad_N, m_N, v_N, decay_S, grad_scale_1, lr, rate1, rate2, eps, correct1, correct2):
+    i = cuda.grid(1)
+    scale = grad_scale_1[0]
+    decay = decay_S[cuda.blockIdx.x]
+    if i < param_N.size and math.isfinite(scale):
+        grad = widen(grad_N[i]) * scale
+        value, m, v = _updated(
+            widen(param_N[i]), m_N[i], v_N[i], grad, decay, lr, rate1, rate2, eps, correct1, correct2
+        )
+        param_N[i] = narrow(value, param_N.dtype)
+        m_N[i] = m
+        v_N[i] = v
+
+
+@kernel
+def _step_master(param_N, master_N, grad_N, m_N, v_N, decay_S, grad_scale_1, lr, rate1, rate2, eps, correct1, correct2):
+    i = cuda.grid(1)
+    scale = grad_scale_1[0]
+    decay = decay_S[cuda.blockIdx.x]
+    if i < param_N.size and math.isfinite(scale):
+        grad = widen(grad_N[i]) * scale
+        value, m, v = _updated(master_N[i], m_N[i], v_N[i], grad, decay, lr, rate1, rate2, eps, correct1, correct2)
+        param_N[i] = narrow(value, param_N.dtype)
+        master_N[i] = value
+        m_N[i] = m
+        v_N[i] = v
+
+
+def step(
+    param_N: Array,
+    grad_N: Array,
+    m_N: Array,
+    v_N: Array,
+    decay_S: Array,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    step: int,
+    grad_scale_1: Array,
+    master: Array | None = None,
+    stream: Stream | None = None,
+) -> None:
+    """One AdamW step over a flat buffer of parameters, in place.
+
+    Parameters
+    ----------
+    param_N, grad_N : array, shape (N,), floating
+    m_N, v_N : array, shape (N,), float32
+        Moments; zero before the first step.
+    decay_S : array, shape (ceil(N / SEGMENT),), float32
+        Weight decay of each segment; 0 for biases, gains and embeddings that should keep their size.
+    lr, beta1, beta2, eps : float
+    step : int
+        Counts from 1.
+    grad_scale_1 : array, shape (1,), float32
+        Multiplied into the gradient; not finite: the step changes nothing.
+    master : array, shape (N,), float32, optional
+        Float32 copies of 16-bit parameters: they are updated, param_N gets them rounded.
+
+    Raises
+    ------
+    ConfigError
+        If step is less than 1.
+    ShapeError, DTypeError
+        If an array does not fit param_N.
+
+    Notes
+    -----
+    Workspace: none. Deterministic: yes.
+    """
+    if step < 1:
+        raise ConfigError(f"adamw: step={step}; the first step is step 1")
+    check_ndim("adamw", 1, param_N=param_N)
+    shape = param_N.shape
+    moments = {"m_N": m_N, "v_N": v_N} if master is None else {"m_N": m_N, "v_N": v_N, "master": master}
+    check_shape("adamw", shape, grad_N=grad_N, **moments)
+    check_shape("adamw", (ceil_div(param_N.size, SEGMENT),), decay_S=decay_S)
+    check_shape("adamw", (1,), grad_scale_1=grad_scale_1)
+    check_floats("adamw", param_N=param_N, grad_N=grad_N)
+    check_dtype("adamw", np.float32, decay_S=decay_S, grad_scale_1=grad_scale_1, **moments)
+    check_contiguous("adamw", param_N=param_N, grad_N=grad_N, decay_S=decay_S, **moments)
+    constants = (lr, 1 - beta1, 1 - beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step))
+    state = (grad_N, m_N, v_N, decay_S, grad_scale_1, *(float(x) for x in constants))
+    grid = ceil_div(param_N.size, SEGMENT)
+    if master is None:
+        _step[grid, SEGMENT, stream](param_N, *state, flops=14 * param_N.size)
+    else:
+        _step_master[grid, SEGMENT, stream](param_N, master, *state, flops=14 * param_N.size)

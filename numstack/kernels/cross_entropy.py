@@ -1,0 +1,387 @@
+"""Cross-entropy of each row of logits_RV against the index of its target.
+
+Forward, for every row r with target t_r::
+
+    lse_r  = log sum_v exp(l_rv)                    (about the row's maximum, so that nothing overflows)
+    loss_r = lse_r - l_r,t
+
+Backward, with a scale s for all rows (1 / number of targets for a mean, times the loss scale)::
+
+    dl_rv = s (exp(l_rv - lse_r) - [v = t_r])
+
+The gradient may overwrite the logits: with 50,000 classes they are by far the largest arrays of a training step.
+
+A row whose target is ``ignore_index`` is not read: its loss, log-sum-exp and gradient are 0. Any other target outside
+[0, V) gives loss NaN and a gradient row of NaN, and no access outside the arrays: the host checks targets before they
+get here, and the NaN watch sees what slips through.
+
+Ladder: ``thread_per_row`` is the formula; ``block_per_row`` gives 32 or 512 threads to a row and finds maximum and sum
+in one pass (Milakov, Gimelshein 2018). ``forward_backward`` reads a row once from memory and once from cache for both.
+"""
+
+import math
+
+import numpy as np
+from numba import cuda, float32
+
+from numstack.device import Array, Stream, kernel, narrow, widen
+from numstack.kernels.launch import (
+    ceil_div,
+    check_contiguous,
+    check_dtype,
+    check_floats,
+    check_ndim,
+    check_shape,
+)
+from numstack.kernels.variants import Variant, Variants
+from numstack.kernels.warp import LOWEST, WARP, block_max, block_sum, online_sum
+
+BLOCK = 128  # threads of the one-dimensional blocks of thread_per_row
+LONG_BLOCK = 512  # threads of a block that takes a long row; a short one gets a warp
+LONG_ROW = 2048  # least number of classes of a long row
+
+
+def reference(logits_RV: np.ndarray, targets_R: np.ndarray, *, ignore_index: int = -1) -> tuple[np.ndarray, np.ndarray]:
+    """``(loss_R, lse_R)`` in float64."""
+    logits, targets = np.asarray(logits_RV, np.float64), np.asarray(targets_R)
+    kept = targets != ignore_index
+    largest = logits.max(axis=1, initial=-np.inf)
+    lse = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))
+    loss = lse - logits[np.arange(len(targets)), np.where(kept, targets, 0)]
+    return np.where(kept, loss, 0), np.where(kept, lse, 0)
+
+
+def reference_backward(
+    logits_RV: np.ndarray, targets_R: np.ndarray, scale: float, *, ignore_index: int = -1
+) -> np.ndarray:
+    """dlogits_RV in float64."""
+    logits, targets = np.asarray(logits_RV, np.float64), np.asarray(targets_R)
+    kept = targets != ignore_index
+    e = np.exp(logits - logits.max(axis=1, keepdims=True))
+    gradient = e / e.sum(axis=1, keepdims=True)
+    gradient[np.arange(len(targets)), np.where(kept, targets, 0)] -= 1
+    return np.where(kept[:, None], scale * gradient, 0)
+
+
+# --- device functions ------------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def _thread_lse(logits_RV, row):
+    """log sum exp of a row, by one thread."""
+    V = logits_RV.shape[1]
+    largest = LOWEST
+    for v in range(V):
+        largest = max(largest, widen(logits_RV[row, v]))
+    total = float32(0)
+    for v in range(V):
+        total += math.exp(widen(logits_RV[row, v]) - largest)
+    return largest + math.log(total)
+
+
+@cuda.jit(device=True)
+def _block_lse(logits_RV, row, classes, warps):
+    """log sum exp of the first ``classes`` elements of a row, by a block; ``warps``: as for block_sum."""
+    own_largest = LOWEST
+    total = float32(0)
+    for v0 in range(0, logits_RV.shape[1], cuda.blockDim.x):
+        v = v0 + cuda.threadIdx.x
+        if v < classes:
+            logit = widen(logits_RV[row, v])
+            total = online_sum(total, own_largest, logit)
+            own_largest = max(own_largest, logit)
+    largest = block_max(own_largest, warps)
+    total = block_sum(total * math.exp(own_largest - largest), warps)
+    return largest + math.log(total)
+
+
+@cuda.jit(device=True)
+def _target_logit(logits_RV, row, target):
+    """The logit of the target; NaN if there is none."""
+    if target >= 0 and target < logits_RV.shape[1]:
+        return widen(logits_RV[row, target])
+    return float32(math.nan)
+
+
+@cuda.jit(device=True)
+def _gradient(logit, lse, is_target, scale):
+    probability = math.exp(logit - lse)
+    if is_target:
+        probability -= float32(1)
+    return probability * scale
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _forward_thread_per_row(logits_RV, targets_R, loss_R, lse_R, ignore_index):
+    row = cuda.grid(1)
+    if row < logits_RV.shape[0]:
+        target = targets_R[row]
+        loss = float32(0)
+        lse = float32(0)
+        if target != ignore_index:
+            lse = _thread_lse(logits_RV, row)
+            loss = lse - _target_logit(logits_RV, row, target)
+        loss_R[row] = loss
+        lse_R[row] = lse
+
+
+@kernel
+def _forward_block_per_row(logits_RV, targets_R, loss_R, lse_R, ignore_index):
+    warps = cuda.shared.array(WARP, float32)
+    row = cuda.blockIdx.x
+    target = targets_R[row]
+    ignored = target == ignore_index
+    classes = 0 if ignored else logits_RV.shape[1]
+    lse = _block_lse(logits_RV, row, classes, warps)
+    if cuda.threadIdx.x == 0:
+        loss_R[row] = float32(0) if ignored else lse - _target_logit(logits_RV, row, target)
+        lse_R[row] = float32(0) if ignored else lse
+
+
+@kernel
+def _backward(logits_RV, targets_R, lse_R, dlogits_RV, scale_1, ignore_index):
+    row = cuda.blockIdx.x
+    V = logits_RV.shape[1]
+    target = targets_R[row]
+    lse = lse_R[row]
+    ignored = target == ignore_index
+    scale = scale_1[0] if target >= 0 and target < V else float32(math.nan)
+    for v0 in range(0, V, cuda.blockDim.x):
+        v = v0 + cuda.threadIdx.x
+        if v < V:
+            gradient = _gradient(widen(logits_RV[row, v]), lse, v == target, scale)
+            dlogits_RV[row, v] = narrow(float32(0) if ignored else gradient, dlogits_RV.dtype)
+
+
+@kernel
+def _forward_backward_thread_per_row(logits_RV, targets_R, loss_R, dlogits_RV, scale_1, ignore_index):
+    row = cuda.grid(1)
+    V = logits_RV.shape[1]
+    if row < logits_RV.shape[0]:
+        target = targets_R[row]
+        if target == ignore_index:
+            loss_R[row] = float32(0)
+            for v in range(V):
+                dlogits_RV[row, v] = narrow(float32(0), dlogits_RV.dtype)
+        else:
+            scale = scale_1[0] if target >= 0 and target < V else float32(math.nan)
+            lse = _thread_lse(logits_RV, row)
+            loss_R[row] = lse - _target_logit(logits_RV, row, target)
+            for v in range(V):
+                gradient = _gradient(widen(logits_RV[row, v]), lse, v == target, scale)
+                dlogits_RV[row, v] = narrow(gradient, dlogits_RV.dtype)
+
+
+@kernel
+def _forward_backward_block_per_row(logits_RV, targets_R, loss_R, dlogits_RV, scale_1, ignore_index):
+    warps = cuda.shared.array(WARP, float32)
+    row = cuda.blockIdx.x
+    V = logits_RV.shape[1]
+    target = targets_R[row]
+    ignored = target == ignore_index
+    scale = scale_1[0] if target >= 0 and target < V else float32(math.nan)
+    # Read before the barriers of _block_lse: after them the gradient may overwrite it.
+    target_logit = _target_logit(logits_RV, row, target)
+    lse = _block_lse(logits_RV, row, 0 if ignored else V, warps)
+    if cuda.threadIdx.x == 0:
+        loss_R[row] = float32(0) if ignored else lse - target_logit
+    for v0 in range(0, V, cuda.blockDim.x):
+        v = v0 + cuda.threadIdx.x
+        if v < V:
+            gradient = _gradient(widen(logits_RV[row, v]), lse, v == target, scale)
+            dlogits_RV[row, v] = narrow(float32(0) if ignored else gradient, dlogits_RV.dtype)
+
+
+# --- launchers -------------------------------------------------------------------------------------------------------
+
+
+def _row_threads(V: int) -> int:
+    return LONG_BLOCK if V >= LONG_ROW else WARP
+
+
+def _forward_by_threads(
+    logits: Array, targets: Array, loss: Array, lse: Array, ignore_index: int, stream: Stream | None
+) -> None:
+    grid = ceil_div(logits.shape[0], BLOCK)
+    _forward_thread_per_row[grid, BLOCK, stream](logits, targets, loss, lse, ignore_index)
+
+
+def _forward_by_blocks(
+    logits: Array, targets: Array, loss: Array, lse: Array, ignore_index: int, stream: Stream | None
+) -> None:
+    R, V = logits.shape
+    _forward_block_per_row[R, _row_threads(V), stream](logits, targets, loss, lse, ignore_index, flops=4 * logits.size)
+
+
+def _forward_backward_by_threads(
+    logits: Array,
+    targets: Array,
+    loss: Array,
+    dlogits: Array,
+    scale: Array,
+    ignore_index: int,
+    stream: Stream | None,
+) -> None:
+    grid = ceil_div(logits.shape[0], BLOCK)
+    _forward_backward_thread_per_row[grid, BLOCK, stream](logits, targets, loss, dlogits, scale, ignore_index)
+
+
+def _forward_backward_by_blocks(
+    logits: Array,
+    targets: Array,
+    loss: Array,
+    dlogits: Array,
+    scale: Array,
+    ignore_index: int,
+    stream: Stream | None,
+) -> None:
+    R, V = logits.shape
+    _forward_backward_block_per_row[R, _row_threads(V), stream](
+        logits, targets, loss, dlogits, scale, ignore_index, flops=7 * logits.size
+    )
+
+
+FORWARD = Variants(
+    "cross_entropy.forward",
+    [
+        Variant("thread_per_row", _forward_by_threads, note="The formula: one thread walks over a row twice."),
+        Variant("block_per_row", _forward_by_blocks, note="Coalesced reads; maximum and sum in one pass over the row."),
+    ],
+)
+
+FORWARD_BACKWARD = Variants(
+    "cross_entropy.forward_backward",
+    [
+        Variant("thread_per_row", _forward_backward_by_threads, note="The formula, then the gradient, by one thread."),
+        Variant("block_per_row", _forward_backward_by_blocks, note="Coalesced; one pass for the sum, one in cache."),
+    ],
+)
+
+
+def _check(
+    logits: Array, targets: Array, scale: Array | None, floats: dict[str, Array], rows: dict[str, Array]
+) -> None:
+    """``floats`` have the logits' shape, ``rows`` one float32 a row."""
+    check_ndim("cross_entropy", 2, logits_RV=logits)
+    R = logits.shape[0]
+    check_shape("cross_entropy", (R,), targets_R=targets, **rows)
+    check_shape("cross_entropy", logits.shape, **floats)
+    check_floats("cross_entropy", logits_RV=logits, **floats)
+    check_dtype("cross_entropy", np.int32, targets_R=targets)
+    check_dtype("cross_entropy", np.float32, **rows)
+    check_contiguous("cross_entropy", logits_RV=logits, targets_R=targets, **floats, **rows)
+    if scale is not None:
+        check_shape("cross_entropy", (1,), scale_1=scale)
+        check_dtype("cross_entropy", np.float32, scale_1=scale)
+
+
+def forward(
+    logits_RV: Array,
+    targets_R: Array,
+    loss_R: Array,
+    lse_R: Array,
+    *,
+    ignore_index: int = -1,
+    variant: str | None = None,
+    stream: Stream | None = None,
+) -> None:
+    """Loss of each row, and the log-sum-exp that :func:`backward` needs.
+
+    Parameters
+    ----------
+    logits_RV : array, shape (R, V), floating, C-contiguous
+    targets_R : array, shape (R,), int32
+        Class of each row, or ``ignore_index``.
+    loss_R, lse_R : array, shape (R,), float32
+        In nats. Both 0 for an ignored row; loss NaN for a target that is no class.
+    variant : str, optional
+        A name of ``FORWARD``.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        If an array does not fit the logits.
+
+    Notes
+    -----
+    Workspace: none. Deterministic: yes.
+    """
+    _check(logits_RV, targets_R, None, {}, {"loss_R": loss_R, "lse_R": lse_R})
+    FORWARD.pick(variant).launch(logits_RV, targets_R, loss_R, lse_R, ignore_index, stream)
+
+
+def backward(
+    logits_RV: Array,
+    targets_R: Array,
+    lse_R: Array,
+    dlogits_RV: Array,
+    scale_1: Array,
+    *,
+    ignore_index: int = -1,
+    stream: Stream | None = None,
+) -> None:
+    """Gradient of ``scale * sum(loss_R)`` with respect to the logits.
+
+    Parameters
+    ----------
+    logits_RV, dlogits_RV : array, shape (R, V), floating, C-contiguous
+        dlogits may be logits.
+    targets_R : array, shape (R,), int32
+    lse_R : array, shape (R,), float32
+        From :func:`forward`.
+    scale_1 : array, shape (1,), float32
+        On the device, so that the number of targets or a loss scale needs no wait.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        If an array does not fit the logits.
+
+    Notes
+    -----
+    Workspace: none. Deterministic: yes.
+    """
+    _check(logits_RV, targets_R, scale_1, {"dlogits_RV": dlogits_RV}, {"lse_R": lse_R})
+    R, V = logits_RV.shape
+    _backward[R, _row_threads(V), stream](
+        logits_RV, targets_R, lse_R, dlogits_RV, scale_1, ignore_index, flops=3 * logits_RV.size
+    )
+
+
+def forward_backward(
+    logits_RV: Array,
+    targets_R: Array,
+    loss_R: Array,
+    dlogits_RV: Array,
+    scale_1: Array,
+    *,
+    ignore_index: int = -1,
+    variant: str | None = None,
+    stream: Stream | None = None,
+) -> None:
+    """Loss of each row and the gradient of ``scale * sum(loss_R)``, in one kernel.
+
+    Parameters
+    ----------
+    logits_RV, dlogits_RV : array, shape (R, V), floating, C-contiguous
+        dlogits may be logits.
+    targets_R : array, shape (R,), int32
+    loss_R : array, shape (R,), float32
+    scale_1 : array, shape (1,), float32
+    variant : str, optional
+        A name of ``FORWARD_BACKWARD``.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        If an array does not fit the logits.
+
+    Notes
+    -----
+    Workspace: none. Deterministic: yes.
+    """
+    _check(logits_RV, targets_R, scale_1, {"dlogits_RV": dlogits_RV}, {"loss_R": loss_R})
+    FORWARD_BACKWARD.pick(variant).launch(logits_RV, targets_R, loss_R, dlogits_RV, scale_1, ignore_index, stream)

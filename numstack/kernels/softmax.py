@@ -1,0 +1,234 @@
+"""Softmax of each row of x_RC.
+
+Forward, for every row r, with m_r = max_c x_rc::
+
+    y_rc = exp(x_rc - m_r) / sum_c exp(x_rc - m_r)
+
+Backward::
+
+    dx_rc = y_rc (dy_rc - sum_c dy_rc y_rc)
+
+Forward ladder: ``thread_per_row`` is the formula; ``three_pass`` gives a warp to each row, which reads it for the
+maximum, for the sum and for the result; ``online`` finds maximum and sum in one pass, correcting the sum each time the
+maximum grows (Milakov, Gimelshein 2018, "Online normalizer calculation for softmax"). Backward ladder:
+``thread_per_row``, ``warp_per_row``.
+
+A row that holds NaN, or nothing but -inf, becomes NaN. Sums are float32 whatever the arrays hold.
+"""
+
+import math
+
+import numpy as np
+from numba import cuda, float32
+
+from numstack.device import Array, Stream, kernel, narrow, widen
+from numstack.kernels.launch import ceil_div, check_contiguous, check_floats, check_ndim, check_shape
+from numstack.kernels.variants import Variant, Variants
+from numstack.kernels.warp import LOWEST, WARP, online_sum, warp_max, warp_sum
+
+BLOCK = 128  # threads of the one-dimensional blocks
+ROWS = 4  # rows of a block where a warp takes a row
+
+
+def reference(x_RC: np.ndarray) -> np.ndarray:
+    """y_RC in float64."""
+    x = np.asarray(x_RC, np.float64)
+    e = np.exp(x - x.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+def reference_backward(dy_RC: np.ndarray, y_RC: np.ndarray) -> np.ndarray:
+    """dx_RC in float64."""
+    dy, y = np.asarray(dy_RC, np.float64), np.asarray(y_RC, np.float64)
+    return y * (dy - (dy * y).sum(axis=1, keepdims=True))
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _forward_thread_per_row(x_RC, y_RC):
+    row = cuda.grid(1)
+    C = x_RC.shape[1]
+    if row < x_RC.shape[0]:
+        largest = LOWEST
+        for c in range(C):
+            largest = max(largest, widen(x_RC[row, c]))
+        total = float32(0)
+        for c in range(C):
+            total += math.exp(widen(x_RC[row, c]) - largest)
+        for c in range(C):
+            y_RC[row, c] = narrow(math.exp(widen(x_RC[row, c]) - largest) / total, y_RC.dtype)
+
+
+@kernel
+def _forward_three_pass(x_RC, y_RC):
+    lane = cuda.threadIdx.x
+    row = cuda.blockIdx.x * ROWS + cuda.threadIdx.y
+    C = x_RC.shape[1]
+    columns = C if row < x_RC.shape[0] else 0  # a warp past the last row has nothing to read, but joins the shuffles
+    largest = LOWEST
+    for c0 in range(0, C, WARP):
+        c = c0 + lane
+        if c < columns:
+            largest = max(largest, widen(x_RC[row, c]))
+    largest = warp_max(largest)
+    total = float32(0)
+    for c0 in range(0, C, WARP):
+        c = c0 + lane
+        if c < columns:
+            total += math.exp(widen(x_RC[row, c]) - largest)
+    scale = float32(1) / warp_sum(total)
+    for c0 in range(0, C, WARP):
+        c = c0 + lane
+        if c < columns:
+            y_RC[row, c] = narrow(math.exp(widen(x_RC[row, c]) - largest) * scale, y_RC.dtype)
+
+
+@kernel
+def _forward_online(x_RC, y_RC):
+    lane = cuda.threadIdx.x
+    row = cuda.blockIdx.x * ROWS + cuda.threadIdx.y
+    C = x_RC.shape[1]
+    columns = C if row < x_RC.shape[0] else 0
+    own_largest = LOWEST
+    total = float32(0)
+    for c0 in range(0, C, WARP):
+        c = c0 + lane
+        if c < columns:
+            x = widen(x_RC[row, c])
+            total = online_sum(total, own_largest, x)
+            own_largest = max(own_largest, x)
+    largest = warp_max(own_largest)
+    scale = float32(1) / warp_sum(total * math.exp(own_largest - largest))
+    for c0 in range(0, C, WARP):
+        c = c0 + lane
+        if c < columns:
+            y_RC[row, c] = narrow(math.exp(widen(x_RC[row, c]) - largest) * scale, y_RC.dtype)
+
+
+@kernel
+def _backward_thread_per_row(dy_RC, y_RC, dx_RC):
+    row = cuda.grid(1)
+    C = y_RC.shape[1]
+    if row < y_RC.shape[0]:
+        dot = float32(0)
+        for c in range(C):
+            dot += widen(dy_RC[row, c]) * widen(y_RC[row, c])
+        for c in range(C):
+            dx_RC[row, c] = narrow(widen(y_RC[row, c]) * (widen(dy_RC[row, c]) - dot), dx_RC.dtype)
+
+
+@kernel
+def _backward_warp_per_row(dy_RC, y_RC, dx_RC):
+    lane = cuda.threadIdx.x
+    row = cuda.blockIdx.x * ROWS + cuda.threadIdx.y
+    C = y_RC.shape[1]
+    columns = C if row < y_RC.shape[0] else 0
+    dot = float32(0)
+    for c0 in range(0, C, WARP):
+        c = c0 + lane
+        if c < columns:
+            dot += widen(dy_RC[row, c]) * widen(y_RC[row, c])
+    dot = warp_sum(dot)
+    for c0 in range(0, C, WARP):
+        c = c0 + lane
+        if c < columns:
+            dx_RC[row, c] = narrow(widen(y_RC[row, c]) * (widen(dy_RC[row, c]) - dot), dx_RC.dtype)
+
+
+# --- launchers -------------------------------------------------------------------------------------------------------
+
+
+def _forward_by_threads(x: Array, y: Array, stream: Stream | None) -> None:
+    _forward_thread_per_row[ceil_div(x.shape[0], BLOCK), BLOCK, stream](x, y)
+
+
+def _forward_by_passes(x: Array, y: Array, stream: Stream | None) -> None:
+    _forward_three_pass[ceil_div(x.shape[0], ROWS), (WARP, ROWS), stream](x, y, flops=5 * x.size)
+
+
+def _forward_by_online_sums(x: Array, y: Array, stream: Stream | None) -> None:
+    _forward_online[ceil_div(x.shape[0], ROWS), (WARP, ROWS), stream](x, y, flops=5 * x.size)
+
+
+def _backward_by_threads(dy: Array, y: Array, dx: Array, stream: Stream | None) -> None:
+    _backward_thread_per_row[ceil_div(y.shape[0], BLOCK), BLOCK, stream](dy, y, dx)
+
+
+def _backward_by_warps(dy: Array, y: Array, dx: Array, stream: Stream | None) -> None:
+    _backward_warp_per_row[ceil_div(y.shape[0], ROWS), (WARP, ROWS), stream](dy, y, dx, flops=4 * y.size)
+
+
+FORWARD = Variants(
+    "softmax.forward",
+    [
+        Variant("thread_per_row", _forward_by_threads, note="The formula: one thread walks over a row three times."),
+        Variant("three_pass", _forward_by_passes, note="A warp a row: coalesced reads, shuffles for maximum and sum."),
+        Variant(
+            "online", _forward_by_online_sums, note="Maximum and sum in one pass: two reads of the row, not three."
+        ),
+    ],
+)
+
+BACKWARD = Variants(
+    "softmax.backward",
+    [
+        Variant("thread_per_row", _backward_by_threads, note="The formula: one thread walks over a row twice."),
+        Variant("warp_per_row", _backward_by_warps, note="A warp a row: coalesced reads, shuffles for the sum."),
+    ],
+)
+
+
+def forward(x_RC: Array, y_RC: Array, *, variant: str | None = None, stream: Stream | None = None) -> None:
+    """Softmax of each row.
+
+    Parameters
+    ----------
+    x_RC, y_RC : array, shape (R, C), floating, C-contiguous
+        y may be x.
+    variant : str, optional
+        A name of ``FORWARD``.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        If y does not fit x.
+
+    Notes
+    -----
+    Workspace: none. Deterministic: yes.
+    """
+    check_ndim("softmax", 2, x_RC=x_RC)
+    check_shape("softmax", x_RC.shape, y_RC=y_RC)
+    check_floats("softmax", x_RC=x_RC, y_RC=y_RC)
+    check_contiguous("softmax", x_RC=x_RC, y_RC=y_RC)
+    FORWARD.pick(variant).launch(x_RC, y_RC, stream)
+
+
+def backward(
+    dy_RC: Array, y_RC: Array, dx_RC: Array, *, variant: str | None = None, stream: Stream | None = None
+) -> None:
+    """Gradient of :func:`forward` from its result y.
+
+    Parameters
+    ----------
+    dy_RC, y_RC, dx_RC : array, shape (R, C), floating, C-contiguous
+        dx may be dy or y.
+    variant : str, optional
+        A name of ``BACKWARD``.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        If an array does not fit y.
+
+    Notes
+    -----
+    Workspace: none. Deterministic: yes.
+    """
+    check_ndim("softmax", 2, y_RC=y_RC)
+    check_shape("softmax", y_RC.shape, dy_RC=dy_RC, dx_RC=dx_RC)
+    check_floats("softmax", dy_RC=dy_RC, y_RC=y_RC, dx_RC=dx_RC)
+    check_contiguous("softmax", dy_RC=dy_RC, y_RC=y_RC, dx_RC=dx_RC)
+    BACKWARD.pick(variant).launch(dy_RC, y_RC, dx_RC, stream)
