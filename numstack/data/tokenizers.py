@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import tiktoken
 from numpy.typing import NDArray
-from tiktoken_ext.openai_public import r50k_pat_str  # type: ignore[import-untyped]
+from tiktoken_ext.openai_public import r50k_pat_str
 
 from numstack.data import shipped
 from numstack.errors import DataError

@@ -47,8 +47,8 @@ class Options:
     accumulate: int = _option(1, TRAINING, "micro-batches that a rank adds up before a step")
     learning_rate: float = _option(1e-3, TRAINING, "at its peak")
     final_learning_rate: float = _option(0.0, TRAINING, "at the end of the schedule")
-    warmup: int = _option(100, TRAINING, "steps in which the learning rate grows to its peak")
-    decay: int = _option(500, TRAINING, "last steps of warmup_stable_decay, in which it falls")
+    warmup: float = _option(0.05, TRAINING, "share of the steps in which the learning rate grows to its peak")
+    decay: float = _option(0.2, TRAINING, "share of the steps, at the end, in which warmup_stable_decay falls")
     schedule: str = _option(
         "cosine",
         TRAINING,
@@ -77,7 +77,7 @@ class Options:
         for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{flag(name)} is {getattr(self, name)}; give a number that is not negative")
-        for name in ("dropout", "beta1", "beta2"):
+        for name in ("dropout", "beta1", "beta2", "warmup", "decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{flag(name)} is {getattr(self, name)}; give a number from 0 to below 1")
         if self.width % self.heads:
@@ -95,7 +95,7 @@ _POSITIVE = (
     "evaluate_every", "evaluate_windows", "checkpoint_every", "keep",
 )  # fmt: skip
 _NOT_NEGATIVE = (
-    "learning_rate", "final_learning_rate", "warmup", "decay", "weight_decay", "clip", "seed", "sample", "temperature",
+    "learning_rate", "final_learning_rate", "weight_decay", "clip", "seed", "sample", "temperature",
 )  # fmt: skip
 
 FREE_TO_CHANGE = frozenset(

@@ -17,6 +17,8 @@ from typing import Any
 
 from numstack.train.console import launched_by_mpirun
 
+SAVE = 1
+END = 128
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -24,7 +26,7 @@ class Stopped(SystemExit):
     """The run was asked to end and has saved; exits with 128 + the signal's number, as shells do."""
 
     def __init__(self, signal_number: int) -> None:
-        super().__init__(128 + signal_number)
+        super().__init__(END + signal_number)
         self.signal_number = signal_number
 
 
@@ -34,7 +36,7 @@ class StopRequest:
     Attributes
     ----------
     level : int
-        0: nothing; 1: save soon; 128 + n: signal n asks for the end. Ranks agree on the largest.
+        0: nothing; ``SAVE``: save soon; ``END`` + n: signal n asks for the end. Ranks agree on the largest.
     """
 
     def __init__(self) -> None:
@@ -52,9 +54,14 @@ class StopRequest:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
+    def saved(self) -> None:
+        """A request to save has been met; one to end stays."""
+        if self.level == SAVE:
+            self.level = 0
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGCONT:
-            self.level = max(self.level, 1)
+            self.level = max(self.level, SAVE)
         else:
-            self.level = 128 + number
+            self.level = END + number
             signal.signal(number, signal.SIG_DFL)
