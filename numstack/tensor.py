@@ -95,7 +95,7 @@ class Tensor:
             raise ShapeError(f"item: the tensor has shape {self.shape}; only one element is a number: use numpy()")
         return float(self.numpy().reshape(-1)[0])
 
-    def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise NumstackError("np.asarray: a tensor is always copied to the host; leave out copy=False")
         return self.numpy().astype(dtype or self.dtype, copy=False)
@@ -153,7 +153,7 @@ class Tensor:
 
 
 def tensor(
-    data: ArrayLike, *, dtype: DTypeLike = None, scope: str | None = None, requires_grad: bool = False
+    data: ArrayLike, *, dtype: DTypeLike | None = None, scope: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """Copy host data to the device.
 

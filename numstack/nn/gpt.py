@@ -300,14 +300,15 @@ class GPT(Module):
 
 def _choose(logits_BV: np.ndarray, temperature: float, top_k: int | None, generator: np.random.Generator) -> np.ndarray:
     """One id for each row."""
-    if temperature == 0:
-        return np.argmax(logits_BV, axis=1).astype(np.int32)
-    scaled = logits_BV.astype(np.float64) / temperature
-    if top_k is not None and top_k < scaled.shape[1]:
-        least = np.partition(scaled, -top_k, axis=1)[:, -top_k, None]
-        scaled = np.where(scaled < least, -np.inf, scaled)
-    # The largest of logits plus Gumbel noise is distributed as softmax of the logits.
-    return np.argmax(scaled + generator.gumbel(size=scaled.shape), axis=1).astype(np.int32)
+    if temperature > 0:
+        logits_BV = logits_BV.astype(np.float64) / temperature
+        if top_k is not None and top_k < logits_BV.shape[1]:
+            least = np.partition(logits_BV, -top_k, axis=1)[:, -top_k, None]
+            logits_BV = np.where(logits_BV < least, -np.inf, logits_BV)
+        # The largest of logits plus Gumbel noise is distributed as softmax of the logits.
+        logits_BV = logits_BV + generator.gumbel(size=logits_BV.shape)
+    chosen: np.ndarray = np.argmax(logits_BV, axis=1)
+    return chosen.astype(np.int32)
 
 
 def _branch_end_std(config: GPTConfig) -> float:

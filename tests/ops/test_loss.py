@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+
+from numstack import ops
+from numstack.autograd import backward
+from numstack.errors import DataError, ShapeError
+from numstack.tensor import tensor
+from tests.support import assert_close
+
+TARGETS = np.array([[0, 6, -1], [3, -1, 3]])
+
+
+@pytest.fixture
+def logits(rng):
+    return 2 * rng.standard_normal((2, 3, 7)).astype(np.float32)
+
+
+def reference(logits, n_targets):
+    """Sum over the targets that count / n_targets, and its gradient, in float64."""
+    exponentials = np.exp(logits.astype(np.float64))
+    p = exponentials / exponentials.sum(-1, keepdims=True)
+    counts = TARGETS >= 0
+    of_target = np.take_along_axis(p, np.maximum(TARGETS, 0)[..., None], -1)[..., 0]
+    gradient = (p - np.eye(7)[np.maximum(TARGETS, 0)]) * counts[..., None]
+    return -np.log(of_target)[counts].sum() / n_targets, gradient / n_targets
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("n_targets", [None, 12])
+def test_mean_and_gradient(logits, on_device, n_targets):
+    targets = tensor(TARGETS) if on_device else TARGETS
+    expected, gradient = reference(logits, n_targets or 4)
+    x = tensor(logits, requires_grad=True)
+    loss = ops.cross_entropy(x, targets, n_targets=n_targets)
+    assert loss.shape == (1,)
+    assert_close(loss.item(), expected)
+    backward(loss)
+    assert_close(x.grad.numpy(), gradient)
+    assert_close(x.numpy(), gradient, what="logits, which the gradient replaces")
+
+
+def test_gradient_is_scaled_by_what_follows_the_loss(logits):
+    x = tensor(logits, requires_grad=True)
+    y = ops.scale(x, 2.0)
+    backward(ops.scale(ops.cross_entropy(y, TARGETS), 3.0), gradient=0.5)
+    gradient = 1.5 * reference(2 * logits, 4)[1]
+    assert_close(x.grad.numpy(), 2 * gradient)
+
+
+def test_bad_targets(logits):
+    x = tensor(logits)
+    with pytest.raises(DataError, match=r"targets holds 7 at \(1, 2\), but ids go from 0 to 6"):
+        ops.cross_entropy(x, np.array([[0, 6, -1], [3, -1, 7]]))
+    with pytest.raises(DataError, match=r"targets holds -2"):
+        ops.cross_entropy(x, np.full((2, 3), -2))
+    with pytest.raises(DataError, match=r"no target of \(2, 3\) counts"):
+        ops.cross_entropy(x, np.full((2, 3), -1))
+    with pytest.raises(ShapeError, match=r"logits have shape \(2, 3, 7\) but targets \(3, 2\); expected .* \(2, 3\)"):
+        ops.cross_entropy(x, np.zeros((3, 2), int))

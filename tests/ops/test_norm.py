@@ -1,0 +1,32 @@
+import numpy as np
+import pytest
+
+from numstack import ops
+from numstack.autograd import backward
+from numstack.errors import ShapeError
+from numstack.tensor import tensor
+from tests.ops.gradients import check_operation
+from tests.support import assert_close
+
+
+def layernorm(x, weight, bias):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * weight + bias
+
+
+def test_layernorm(rng):
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 37), (37,), (37,))]
+    check_operation(ops.layernorm, layernorm, *arrays, rtol=4e-5)
+
+
+def test_weight_alone_wants_a_gradient(rng):
+    x, weight, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((4, 5), (5,), (5,)))
+    leaf = tensor(weight, requires_grad=True)
+    backward(ops.layernorm(tensor(x), leaf, tensor(bias)))
+    assert_close(leaf.grad.numpy(), layernorm(x.astype(np.float64), 1, 0).sum(0))
+
+
+def test_shape_error_names_both_shapes():
+    x, weight, bias = tensor(np.zeros((2, 5))), tensor(np.zeros(5)), tensor(np.zeros((1, 5)))
+    with pytest.raises(ShapeError, match=r"x has shape \(2, 5\), so bias needs shape \(5,\), but it has \(1, 5\)"):
+        ops.layernorm(x, weight, bias)
