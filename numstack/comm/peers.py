@@ -1,0 +1,255 @@
+"""The MPI messages of one communicator: agreeing on a call before data moves, and waiting that always ends.
+
+Every call starts with an exchange of 64-byte headers, each rank's to each other rank. That costs one latency and gives
+three things: ranks that disagree learn it on every rank before any data has moved, so that the communicator is still
+usable; a rank that never calls is named, since exactly its header is missing; and no rank starts to move data before
+all are there. Waiting polls, with pauses that grow, so that it can time out, hears of other ranks' failures, and leaves
+the cores to those who compute.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from numstack.comm import header as headers
+from numstack.comm.header import Header, disagreement, name_ranks
+from numstack.comm.record import FlightRecorder
+from numstack.comm.world import World
+from numstack.errors import CommError, ConfigError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+DEFAULT_TIMEOUT_S = 300.0
+
+# A message's tag says what it is; messages of one tag between two ranks arrive in the order they were sent.
+TAG_HEADER, TAG_SENDER, TAG_RECEIVER, TAG_DATA, TAG_FAILURE = range(1, 6)
+
+# Waiting: so many polls at once (about 1 us each), then pauses that grow. MPI moves data only while it is polled.
+N_EAGER_POLLS = 30
+FIRST_PAUSE_S = 20e-6
+LONGEST_PAUSE_S = 200e-6
+# What a failing rank tells the others; below every MPI's limit for messages that need no partner.
+MAX_NOTICE_BYTES = 1000
+
+
+class Message(NamedTuple):
+    """One half of a point-to-point message: ``array`` (on the device or the host) goes to ``peer`` or comes from it."""
+
+    array: Any
+    peer: int
+    outgoing: bool
+
+
+class Pending(NamedTuple):
+    """MPI's requests for messages under way, and the rank at the other end of each (``ANYONE`` if unknown)."""
+
+    requests: Sequence[MPI.Request]
+    peers: Sequence[int]
+
+
+class Peers:
+    """What a communicator needs of the other ranks, over MPI. Collective: all ranks must construct it.
+
+    Parameters
+    ----------
+    world : World
+    timeout_s : float, optional
+        Longest wait for the other ranks; by default ``NUMSTACK_COMM_TIMEOUT_S``, else 300.
+
+    Notes
+    -----
+    After construction, only one thread may use it: that of the communicator's stream.
+    """
+
+    def __init__(self, world: World, timeout_s: float | None = None) -> None:
+        self.rank, self.size = world.rank, world.size
+        self.record = FlightRecorder(world.rank)
+        self._timeout_s = timeout() if timeout_s is None else timeout_s
+        self._sequence = 0
+        self._n_groups = 0
+        self._n_messages: Counter[tuple[int, bool]] = Counter()  # by peer and direction
+        self._failure: str | None = None
+        self._others = [rank for rank in range(world.size) if rank != world.rank]
+        if world.mpi is None:
+            return
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self.comm: MPI.Intracomm = world.mpi.Dup()
+        self._own = np.zeros(headers.NBYTES, np.uint8)
+        self._theirs = np.zeros((world.size, headers.NBYTES), np.uint8)
+        # Persistent: set up once, started by one call.
+        self._header_requests: list[MPI.Prequest] = [
+            *(self.comm.Recv_init(self._theirs[rank], rank, TAG_HEADER) for rank in self._others),
+            *(self.comm.Send_init(self._own, rank, TAG_HEADER) for rank in self._others),
+        ]
+
+    def agree(self, call: Header) -> None:
+        """Wait until every rank has made the same call. Collective: all ranks must call.
+
+        Raises
+        ------
+        CommError
+            On every rank if they disagree. On those that wait, if one does not come in time.
+        """
+        self._begin(call.numbered(self._sequence))
+        self._sequence += 1
+        if self._others:
+            self._own[:] = np.frombuffer(self._call.pack(), np.uint8)
+            self._mpi.Prequest.Startall(self._header_requests)
+            self.wait(Pending(self._header_requests, self._others * 2), "not called it")
+            self._compare()
+            self._hear_failure()
+
+    def carry_out(self, move: Callable[[], None]) -> None:
+        """Let ``move()`` move the data of the agreed call, if it has any; if that fails, the other ranks are told."""
+        self.record.reached("moving data")
+        try:
+            if self._call.nbytes:
+                move()
+        except CommError:
+            raise
+        except Exception as error:
+            raise self.fail(f"rank {self.rank} failed: {type(error).__name__}: {error}") from error
+        self.record.reached("done")
+
+    def post(self, messages: Sequence[Message]) -> Pending:
+        """Start messages of whole host arrays, which must not be touched before they are done."""
+        requests: list[MPI.Request] = []
+        for array, peer, outgoing in messages:
+            start = self.comm.Isend if outgoing else self.comm.Irecv
+            requests.append(start(as_bytes(array), peer, TAG_DATA))
+        return Pending(requests, [message.peer for message in messages])
+
+    def _compare(self) -> None:
+        self._theirs[self.rank] = self._own
+        if (self._theirs == self._own).all():
+            return
+        problem = disagreement({rank: Header.unpack(self._theirs[rank].tobytes()) for rank in range(self.size)})
+        assert problem is not None
+        self.record.reached("refused")
+        raise CommError(f"{problem} ({self.record.dump(problem)})")
+
+    def wait(self, pending: Pending, complaint: str = "stopped moving data") -> None:
+        """Wait for messages of the present call.
+
+        Raises
+        ------
+        CommError
+            After the time-out, naming the peers that have ``complaint``; at once if another rank has given up.
+        """
+        test = self._mpi.Request.Testall
+        for _ in range(N_EAGER_POLLS):
+            if test(pending.requests):
+                return
+        deadline = time.monotonic() + self._timeout_s
+        pause_s = FIRST_PAUSE_S
+        while not test(pending.requests):
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
+            if pause_s == LONGEST_PAUSE_S:
+                self._hear_failure()
+            if time.monotonic() > deadline:
+                missing = sorted({peer for request, peer in zip(*pending, strict=True) if not request.Test()})
+                have = "have" if len(missing) > 1 else "has"
+                raise self.fail(
+                    f"rank {self.rank} waited {self._timeout_s:g} s, but {name_ranks(missing)} {have} "
+                    f"{complaint}; look there for an error, or raise NUMSTACK_COMM_TIMEOUT_S"
+                )
+
+    def fail(self, problem: str) -> CommError:
+        """Give up on the present call: tell the other ranks, refuse all further calls, return the error to raise."""
+        self._failure = f"{self._call.title}: {problem}"
+        notice = np.frombuffer(self._failure.encode()[:MAX_NOTICE_BYTES], np.uint8)
+        # Nobody waits for these: they need no partner. Kept, because MPI reads the bytes later.
+        self._notices = [self.comm.Isend(notice, rank, TAG_FAILURE) for rank in self._others]
+        return self._error(self._failure)
+
+    def _hear_failure(self) -> None:
+        """Raise CommError if another rank has given up."""
+        status = self._mpi.Status()
+        if not self.comm.Iprobe(self._mpi.ANY_SOURCE, TAG_FAILURE, status):
+            return
+        notice = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
+        self.comm.Recv(notice, status.Get_source(), TAG_FAILURE)
+        reason = notice.tobytes().decode(errors="replace")
+        self._failure = f"{self._call.title}: rank {status.Get_source()} gave up: {reason}"
+        raise self._error(self._failure)
+
+    def _error(self, reason: str) -> CommError:
+        self.record.reached("failed")
+        return CommError(f"{reason} ({self.record.dump(reason)})")
+
+    def _begin(self, call: Header) -> None:
+        if self._failure is not None:
+            raise CommError(f"{call}: this communicator failed before and cannot be used again: {self._failure}")
+        self._call = call
+        self.record.begin(call)
+
+    # point to point
+
+    def agree_ends(self, messages: Sequence[Message]) -> None:
+        """Wait until the rank at the other end of each message has made the matching call.
+
+        Both ends tell each other what they expect, so that both learn of a difference. The communicator is of no use
+        after that, because further ranks may wait for these two.
+        """
+        own = [self._describe(message) for message in messages]
+        nbytes = sum(header.nbytes for header in own)
+        self._begin(own[0] if len(own) == 1 else Header("group", "", "uint8", nbytes, nbytes, sequence=self._n_groups))
+        self._n_groups += 1
+        theirs = np.zeros((len(messages), headers.NBYTES), np.uint8)
+        requests: list[MPI.Request] = []
+        for message, header, answer in zip(messages, own, theirs, strict=True):
+            tags = (TAG_SENDER, TAG_RECEIVER) if message.outgoing else (TAG_RECEIVER, TAG_SENDER)
+            requests.append(self.comm.Irecv(answer, message.peer, tags[1]))
+            requests.append(self.comm.Isend(np.frombuffer(header.pack(), np.uint8), message.peer, tags[0]))
+        peers = [message.peer for message in messages for _ in range(2)]
+        self.wait(Pending(requests, peers), "not made the matching call")
+        for message, header, answer in zip(messages, own, theirs, strict=True):
+            self._compare_ends(message.peer, header, Header.unpack(answer.tobytes()))
+
+    def _describe(self, message: Message) -> Header:
+        array, key = message.array, (message.peer, message.outgoing)
+        sequence = self._n_messages[key]
+        self._n_messages[key] += 1
+        name = "send" if message.outgoing else "recv"
+        return Header(name, "", array.dtype.name, array.size, array.nbytes, sequence=sequence)
+
+    def _compare_ends(self, peer: int, own: Header, theirs: Header) -> None:
+        if (own.dtype, own.count, own.sequence) == (theirs.dtype, theirs.count, theirs.sequence):
+            return
+        by_rank = sorted([(self.rank, own), (peer, theirs)])
+        sayings = ", but ".join(f"rank {rank} called {header} as #{header.sequence}" for rank, header in by_rank)
+        raise self.fail(f"{sayings}; both ends of a message must have the same size and dtype")
+
+
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    """The memory of a C-contiguous array, as MPI takes it whatever the dtype."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def timeout() -> float:
+    """Seconds of ``NUMSTACK_COMM_TIMEOUT_S``, else 300.
+
+    Raises
+    ------
+    ConfigError
+        If it is no positive number.
+    """
+    text = os.environ.get("NUMSTACK_COMM_TIMEOUT_S") or str(DEFAULT_TIMEOUT_S)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise ConfigError(f"NUMSTACK_COMM_TIMEOUT_S={text!r} is no positive number of seconds")
+    return seconds
