@@ -83,8 +83,10 @@ class Array:
         if len(index) != self.ndim:
             raise TypeError
         if len(index) == 2:  # the general case below, unrolled: this is where checked kernels spend their time
-            i, j = map(_as_index, index)
+            i, j = index
             n, m = self.shape
+            if i.__class__ is not int or j.__class__ is not int:
+                i, j = _as_index(i), _as_index(j)
             if 0 <= i < n and 0 <= j < m:
                 across, along = self.strides
                 return self.address + i * across + j * along
@@ -173,13 +175,10 @@ def store(array: Any, index: Any, value: Any, site: Any) -> None:
         raise Fault("error", f"writes to {array.describe(index)}, a constant array")
     if value.__class__ is Undefined:
         raise Fault("undefined", f"writes {value.why} to {array.describe(index)}; its value is undefined")
-    data, memory = array.data, array.memory
-    if memory is None:
-        data[index] = array.cast(value)
-        return
-    old = data[index]
-    data[index] = array.cast(value)
-    memory.write(array, index, address, site, old, data[index])
+    value = array.cast(value)
+    if array.memory is not None:
+        array.memory.write(array, index, address, site, value)
+    array.data[index] = value
 
 
 def _store_part(part: Array, value: Any, site: Any) -> None:

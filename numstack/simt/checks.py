@@ -104,7 +104,10 @@ class Running(Protocol):
 
 
 class Element(Protocol):
-    """What the rules need to know of an array: how to call one of its elements in a message."""
+    """What the rules need to know of an array: its elements, and how to call one of them in a message."""
+
+    data: np.ndarray
+    itemsize: int
 
     def describe(self, index: Any) -> str: ...
 
@@ -160,14 +163,11 @@ class PhaseLog:
         return event
 
     def write(self, thread: Actor, address: int, site: Any) -> Event | None:
-        event = (
-            _first_unordered(self.reads.get(address), thread)
-            or _first_unordered(self.atomics.get(address), thread)
-            or self._unordered_write(thread, address)
-        )
         # What was ordered before this write is ordered before all that is ordered after it: no need to keep it.
-        self.reads.pop(address, None)
-        self.atomics.pop(address, None)
+        event = _first_unordered(self.reads.pop(address, None), thread)
+        if self.atomics:
+            event = event or _first_unordered(self.atomics.pop(address, None), thread)
+        event = event or self._unordered_write(thread, address)
         self.writes[address] = (thread, thread.clock, site, "writes")
         return event
 
@@ -234,7 +234,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 class LocalMemory:
-    """Bytes that only one thread sees; it knows which were written."""
+    """Bytes that only one thread sees; it knows the addresses of the elements that were written."""
 
     where = "local memory"
 
@@ -242,8 +242,7 @@ class LocalMemory:
         self.running = running
         # Poison (NaN, -1), for when nothing checks.
         self.bytes = np.full(n_bytes, 0xFF, np.uint8)
-        self.base: int = self.bytes.__array_interface__["data"][0]
-        self.written = bytearray(n_bytes)
+        self.written: set[int] = set()
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """The first bytes as an array; no shape: as many elements of ``dtype`` as fit."""
@@ -253,49 +252,50 @@ class LocalMemory:
 
     def read(self, array: Element, index: Any, address: int, site: Any, value: Any) -> None:
         """Check a read of one element."""
-        if not self.written[address - self.base]:
+        if address not in self.written:
             raise Fault("uninitialised", f"reads {array.describe(index)}, which nothing has written ({self.where})")
 
-    def write(self, array: Element, index: Any, address: int, site: Any, old: Any, new: Any) -> None:
-        """Check a write of one element, ``old`` becoming ``new``."""
-        start, size = address - self.base, new.itemsize
-        self.written[start : start + size] = b"\1" * size
+    def write(self, array: Element, index: Any, address: int, site: Any, new: Any) -> None:
+        """Check a write of one element that is about to become ``new``."""
+        self.written.add(address)
 
     def atomic(self, array: Element, index: Any, address: int, site: Any, old: Any, new: Any) -> None:
         self.read(array, index, address, site, old)
-        self.write(array, index, address, site, old, new)
+        self.write(array, index, address, site, new)
 
 
 class SharedMemory(LocalMemory):
     """Bytes of one block, and who touched them since the last barrier.
 
-    Two arrays of different element sizes over the same dynamic shared memory are compared by the first bytes of their
-    elements only.
+    Arrays of several element sizes may lie over the same ``dynamic`` bytes; in a race they are compared by the first
+    bytes of their elements only.
     """
 
     where = "shared memory"
 
-    def __init__(self, running: Running, n_bytes: int) -> None:
+    def __init__(self, running: Running, n_bytes: int, *, dynamic: bool = False) -> None:
         super().__init__(running, n_bytes)
         self.log = PhaseLog()
+        self.dynamic = dynamic
 
     def read(self, array: Element, index: Any, address: int, site: Any, value: Any) -> None:
-        if not self.written[address - self.base]:
+        if address not in self.written:
             raise Fault("uninitialised", f"reads {array.describe(index)}, which nothing has written ({self.where})")
         thread = self.running.thread
         if (event := self.log.read(thread, address, site)) is not None:
             raise _race(array.describe(index), "reads", event, thread)
 
-    def write(self, array: Element, index: Any, address: int, site: Any, old: Any, new: Any) -> None:
+    def write(self, array: Element, index: Any, address: int, site: Any, new: Any) -> None:
         thread = self.running.thread
         event = self.log.write(thread, address, site)
-        if event is not None and not (event[3] == "writes" and _same(old, new)):
+        if event is not None and not (event[3] == "writes" and _same(array.data[index], new)):
             raise _race(array.describe(index), "writes", event, thread)
-        start, size = address - self.base, new.itemsize
-        self.written[start : start + size] = b"\1" * size
+        self.written.add(address)
+        if self.dynamic:
+            self.written.update(range(address, address + array.itemsize))
 
     def atomic(self, array: Element, index: Any, address: int, site: Any, old: Any, new: Any) -> None:
-        if not self.written[address - self.base]:
+        if address not in self.written:
             raise Fault(
                 "uninitialised", f"updates {array.describe(index)} atomically, which nothing has written ({self.where})"
             )
@@ -330,12 +330,12 @@ class GlobalMemory:
         if not isfinite(value):
             self.non_finite_input = True
 
-    def write(self, array: Element, index: Any, address: int, site: Any, old: Any, new: Any) -> None:
+    def write(self, array: Element, index: Any, address: int, site: Any, new: Any) -> None:
         thread = self.running.thread
         event = self.log.write(thread, address, site)
         across = self.blocks.write(thread, address, site) if self.blocks is not None else None
         for race in (event, across):
-            if race is not None and not (race[3] == "writes" and _same(old, new)):
+            if race is not None and not (race[3] == "writes" and _same(array.data[index], new)):
                 raise _race(array.describe(index), "writes", race, thread)
         self._check_finite(array, index, site, new)
 

@@ -164,7 +164,7 @@ class Block:
         if array is None:
             if 0 in shape:  # the whole dynamic shared memory, however often it is declared
                 if self.dynamic is None:
-                    self.dynamic = SharedMemory(self.launch, self.launch.shared_bytes)
+                    self.dynamic = SharedMemory(self.launch, self.launch.shared_bytes, dynamic=True)
                 memory, shape = self.dynamic, ()
             else:
                 memory = SharedMemory(self.launch, int(np.prod(shape)) * dtype.itemsize)

@@ -116,7 +116,7 @@ def caster(dtype: np.dtype) -> Callable[[Any], Any]:
 
 
 def _to_int64(value: int) -> int:
-    return value if -TOP_BIT <= value < TOP_BIT else ((value + TOP_BIT) & BITS_64) - TOP_BIT
+    return ((value + TOP_BIT) & BITS_64) - TOP_BIT
 
 
 def _to_uint64(value: int) -> np.uint64:
@@ -184,8 +184,10 @@ def _binary_rule(name: str, ta: type, tb: type) -> Callable[[Any, Any], Any]:
         if name == "truediv":
             return lambda x, y: float(np.true_divide(float(x), float(y)))
         if name in _COMPARISONS:
-            return lambda x, y: native(int(x), int(y))
+            return native if issubclass(ta, int) and issubclass(tb, int) else lambda x, y: native(int(x), int(y))
         compute = _INTEGER[name]
+        if issubclass(ta, int) and issubclass(tb, int):
+            return lambda x, y: z if -TOP_BIT <= (z := compute(x, y)) < TOP_BIT else _to_int64(z)
         if _is_signed(a) or _is_signed(b):
             return lambda x, y: _to_int64(compute(int(x), int(y)))
         return lambda x, y: _to_uint64(compute(int(x), int(y)))
