@@ -1,6 +1,23 @@
 """numba.cuda kernels on the CPU: compiled from their source, or stepped through in Python under checks."""
 
 from numstack.simt.accesses import Accesses, accesses
+from numstack.simt.cache import cache_directory, write_atomically
+from numstack.simt.checks import KernelFault
+from numstack.simt.digest import source_digest
+from numstack.simt.interpret import interpret
 from numstack.simt.prototype import CompiledKernel, compile_kernel
+from numstack.simt.step import Stop, step
 
-__all__ = ["Accesses", "CompiledKernel", "accesses", "compile_kernel"]
+__all__ = [
+    "Accesses",
+    "CompiledKernel",
+    "KernelFault",
+    "Stop",
+    "accesses",
+    "cache_directory",
+    "compile_kernel",
+    "interpret",
+    "source_digest",
+    "step",
+    "write_atomically",
+]
