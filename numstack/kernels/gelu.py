@@ -1,19 +1,22 @@
 """GELU, the Gaussian error linear unit, forward and backward: y = x g(x) for a gate g between 0 and 1.
 
-=============  =============================  ======================================================================
-form           gate g(x)                      computed as
-=============  =============================  ======================================================================
-erf            (1 + erf(x / sqrt 2)) / 2      ``math.erf``
-tanh           (1 + tanh u) / 2               ``math.tanh``; what GPT-2 uses
-tanh_rational  (1 + tanh u) / 2               tanh as an odd polynomial of degree 13 over an even one of degree 6
-tanh_exp       1 / (1 + exp(-2u)), the same   one exponential, one division, and no cancellation where x is negative
-=============  =============================  ======================================================================
+=============  ======================  ==============================================================================
+form           gate g(x)               computed as
+=============  ======================  ==============================================================================
+erf            (1 + erf(x/sqrt 2)) / 2  ``math.erf``
+tanh_library   (1 + tanh u) / 2        ``math.tanh``
+tanh_rational  the same                tanh as an odd polynomial of degree 13 over an even one of degree 6
+tanh_exp       the same                1 / (1 + exp(-2u)): one exponential, one division
+tanh           the same                what GPT-2 uses: ``tanh_exp``, see below
+=============  ======================  ==============================================================================
 
 with u = sqrt(2 / pi) (x + 0.044715 x^3). The gradient is dx = dy (g + x g'), where g' = 2 g (1 - g) u' for all the tanh
 forms and exp(-x^2 / 2) / sqrt(2 pi) for erf. A backward pass needs x only, so nothing but x is kept between the passes,
 and :func:`forward_backward` gives y and dx of one reading of x.
 
 LARGEST_ERROR holds the measured error of each form in float32; ``benchmarks/gelu.py`` measures what each costs.
+``tanh_exp`` is the default because it is both the cheapest and the most accurate: it gives g where g is small, and
+1 - g where that is small, without subtracting from 1.
 
 Sources: Hendrycks and Gimpel 2016; the rational tanh is that of Eigen's ``ptanh_float``.
 """
@@ -34,6 +37,7 @@ SQRT_2_OVER_PI = float32(math.sqrt(2 / math.pi))
 CUBIC = float32(0.044715)
 SQRT_HALF = float32(math.sqrt(0.5))
 INV_SQRT_2PI = float32(1 / math.sqrt(2 * math.pi))
+FAR = float32(10)  # beyond, the tanh gates are 0 or 1 in float32, and exp(2u) and x^3 would overflow in time
 
 
 def reference(x: np.ndarray, form: str = "tanh") -> tuple[np.ndarray, np.ndarray]:
@@ -57,6 +61,7 @@ def reference(x: np.ndarray, form: str = "tanh") -> tuple[np.ndarray, np.ndarray
 
 @cuda.jit(device=True)
 def _inner(x):
+    x = min(max(x, -FAR), FAR)
     return SQRT_2_OVER_PI * (x + CUBIC * x * x * x)
 
 
@@ -79,38 +84,54 @@ def tanh_rational(u):
     return u * p / q
 
 
-@cuda.jit(device=True)
-def gate_tanh(x):
-    return float32(0.5) + float32(0.5) * math.tanh(_inner(x))
+# What a form is made of: gates(x) gives the gate and 1 - gate; gate_slope(x, gate, 1 - gate) the gate's derivative.
 
 
 @cuda.jit(device=True)
-def gate_tanh_rational(x):
-    return float32(0.5) + float32(0.5) * tanh_rational(_inner(x))
+def _gates_tanh_library(x):
+    half_tanh = float32(0.5) * math.tanh(_inner(x))
+    return float32(0.5) + half_tanh, float32(0.5) - half_tanh
 
 
 @cuda.jit(device=True)
-def gate_tanh_exp(x):
-    return float32(1) / (float32(1) + math.exp(float32(-2) * _inner(x)))
+def _gates_tanh_rational(x):
+    half_tanh = float32(0.5) * tanh_rational(_inner(x))
+    return float32(0.5) + half_tanh, float32(0.5) - half_tanh
 
 
 @cuda.jit(device=True)
-def gate_erf(x):
-    return float32(0.5) + float32(0.5) * math.erf(x * SQRT_HALF)
+def _gates_tanh_exp(x):
+    e = math.exp(float32(-2) * _inner(x))
+    gate = float32(1) / (float32(1) + e)
+    return gate, e * gate
 
 
 @cuda.jit(device=True)
-def _gate_slope_tanh(x, gate):
+def _gates_erf(x):
+    half_erf = float32(0.5) * math.erf(x * SQRT_HALF)
+    return float32(0.5) + half_erf, float32(0.5) - half_erf
+
+
+@cuda.jit(device=True)
+def _gate_slope_tanh(x, gate, complement):
+    x = min(max(x, -FAR), FAR)
     inner_slope = SQRT_2_OVER_PI * (float32(1) + float32(3) * CUBIC * x * x)
-    return float32(2) * gate * (float32(1) - gate) * inner_slope
+    return float32(2) * gate * complement * inner_slope
 
 
 @cuda.jit(device=True)
-def _gate_slope_erf(x, gate):
+def _gate_slope_erf(x, gate, complement):
     return INV_SQRT_2PI * math.exp(float32(-0.5) * x * x)
 
 
-def _make_kernels(gate: Callable[..., Any], gate_slope: Callable[..., Any]) -> tuple[Kernel, Kernel, Kernel]:
+@cuda.jit(device=True)
+def gelu_tanh(x):
+    """GELU in the tanh form, for other kernels' epilogues."""
+    gate, _ = _gates_tanh_exp(x)
+    return x * gate
+
+
+def _make_kernels(gates: Callable[..., Any], gate_slope: Callable[..., Any]) -> tuple[Kernel, Kernel, Kernel]:
     """The three kernels of one form."""
 
     @kernel
@@ -118,36 +139,48 @@ def _make_kernels(gate: Callable[..., Any], gate_slope: Callable[..., Any]) -> t
         i = cuda.grid(1)
         if i < x_N.size:
             x = widen(x_N[i])
-            y_N[i] = narrow(x * gate(x), y_N.dtype)
+            gate, _ = gates(x)
+            y_N[i] = narrow(x * gate, y_N.dtype)
 
     @kernel
     def backward(dy_N, x_N, dx_N):
         i = cuda.grid(1)
         if i < x_N.size:
             x = widen(x_N[i])
-            g = gate(x)
-            dx_N[i] = narrow(widen(dy_N[i]) * (g + x * gate_slope(x, g)), dx_N.dtype)
+            gate, complement = gates(x)
+            dx_N[i] = narrow(widen(dy_N[i]) * (gate + x * gate_slope(x, gate, complement)), dx_N.dtype)
 
     @kernel
     def forward_backward(x_N, dy_N, y_N, dx_N):
         i = cuda.grid(1)
         if i < x_N.size:
             x = widen(x_N[i])
-            g = gate(x)
+            gate, complement = gates(x)
             dy = widen(dy_N[i])
-            y_N[i] = narrow(x * g, y_N.dtype)
-            dx_N[i] = narrow(dy * (g + x * gate_slope(x, g)), dx_N.dtype)
+            y_N[i] = narrow(x * gate, y_N.dtype)
+            dx_N[i] = narrow(dy * (gate + x * gate_slope(x, gate, complement)), dx_N.dtype)
 
     return forward, backward, forward_backward
 
 
 _KERNELS = {
-    "erf": _make_kernels(gate_erf, _gate_slope_erf),
-    "tanh": _make_kernels(gate_tanh, _gate_slope_tanh),
-    "tanh_rational": _make_kernels(gate_tanh_rational, _gate_slope_tanh),
-    "tanh_exp": _make_kernels(gate_tanh_exp, _gate_slope_tanh),
+    "erf": _make_kernels(_gates_erf, _gate_slope_erf),
+    "tanh_library": _make_kernels(_gates_tanh_library, _gate_slope_tanh),
+    "tanh_rational": _make_kernels(_gates_tanh_rational, _gate_slope_tanh),
+    "tanh_exp": _make_kernels(_gates_tanh_exp, _gate_slope_tanh),
 }
+_KERNELS["tanh"] = _KERNELS["tanh_exp"]
 FORMS = tuple(_KERNELS)
+
+# Of y and of the derivative, for x from -12 to 12, against float64; in parts of |x| where that is more than 1, since
+# rounding y to float32 alone is an error of 6e-8 |x|.
+LARGEST_ERROR = {
+    "erf": (1.1e-7, 1.4e-7),
+    "tanh_library": (1.3e-7, 1.5e-7),
+    "tanh_rational": (2.5e-7, 1.0e-6),
+    "tanh_exp": (1.5e-7, 2.1e-7),
+    "tanh": (1.5e-7, 2.1e-7),
+}
 
 
 def _launch(which: int, operation: str, form: str, stream: Stream | None, arrays: dict[str, Array]) -> None:
@@ -167,7 +200,7 @@ def forward(x: Array, y: Array, *, form: str = "tanh", stream: Stream | None = N
     ----------
     x, y : array of any one shape, float32, float16 or bfloat16 as uint16 bits, C-contiguous
         y may be x.
-    form : {"tanh", "erf", "tanh_rational", "tanh_exp"}
+    form : {"tanh", "erf", "tanh_library", "tanh_rational", "tanh_exp"}
 
     Raises
     ------
@@ -188,7 +221,7 @@ def backward(dy: Array, x: Array, dx: Array, *, form: str = "tanh", stream: Stre
     ----------
     dy, x, dx : array of any one shape, float32, float16 or bfloat16 as uint16 bits, C-contiguous
         dx may be dy or x.
-    form : {"tanh", "erf", "tanh_rational", "tanh_exp"}
+    form : {"tanh", "erf", "tanh_library", "tanh_rational", "tanh_exp"}
 
     Raises
     ------
@@ -211,7 +244,7 @@ def forward_backward(
     ----------
     x, dy, y, dx : array of any one shape, float32, float16 or bfloat16 as uint16 bits, C-contiguous
         y or dx may be x or dy.
-    form : {"tanh", "erf", "tanh_rational", "tanh_exp"}
+    form : {"tanh", "erf", "tanh_library", "tanh_rational", "tanh_exp"}
 
     Raises
     ------

@@ -117,7 +117,7 @@ def _make_store(spec: Spec) -> Callable[..., Any]:
     """A device function that stores alpha op(a) op(b) at one place, after the epilogue."""
     has_bias, has_gelu, has_residual = spec.has_bias, spec.has_gelu, spec.has_residual
     keeps_preactivation = spec.keeps_preactivation
-    gate_tanh = gelu.gate_tanh
+    gelu_tanh = gelu.gelu_tanh
 
     @cuda.jit(device=True)
     def store(value, i, j, c, bias, residual, preactivation):
@@ -126,7 +126,7 @@ def _make_store(spec: Spec) -> Callable[..., Any]:
         if keeps_preactivation:
             preactivation[i, j] = narrow(value, preactivation.dtype)
         if has_gelu:
-            value *= gate_tanh(value)
+            value = gelu_tanh(value)
         if has_residual:
             value += widen(residual[i, j])
         c[i, j] = narrow(value, c.dtype)

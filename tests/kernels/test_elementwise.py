@@ -1,0 +1,140 @@
+"""numstack.kernels.elementwise: exact, since each element is rounded once."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from numstack.errors import DTypeError, ShapeError
+from numstack.kernels import elementwise
+from numstack.kernels.elementwise import BLOCK, BLOCK_X, BLOCK_Y, TILE
+from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
+
+DTYPES = (np.dtype(np.float32), BFLOAT16, np.dtype(np.float16))
+SHAPES = [(1,), (BLOCK,), (BLOCK + 1,), (3, 5, 7), (0,), (4, 0)]
+
+
+def random(shape: tuple[int, ...], dtype=np.float32) -> np.ndarray:
+    return np.random.default_rng(0).normal(scale=3, size=shape).astype(dtype)
+
+
+def empty_like(x: np.ndarray, dtype=None):
+    return to_device(poisoned(x.shape, x.dtype if dtype is None else dtype))
+
+
+def test_add_and_scale_at_every_shape():
+    for shape in SHAPES:
+        a, b = random(shape), random(shape) + np.float32(1)
+        out = empty_like(a)
+        elementwise.add(to_device(a), to_device(b), out)
+        np.testing.assert_array_equal(to_host(out), a + b)
+        out = empty_like(a)
+        elementwise.scale(to_device(a), out, -0.3)
+        np.testing.assert_array_equal(to_host(out), np.float32(-0.3) * a)
+
+
+def test_in_place_and_mixed_dtypes():
+    a, b = random((300,)), random((300,), BFLOAT16)
+    a_device = to_device(a)
+    elementwise.add(a_device, to_device(b), a_device)
+    np.testing.assert_array_equal(to_host(a_device), a + b.astype(np.float32))
+
+
+@pytest.mark.parametrize(("source", "target"), list(itertools.product(DTYPES, DTYPES)), ids=str)
+def test_cast_rounds_as_numpy_does(source, target):
+    special = [0.0, -0.0, 1e-8, -1e-8, 65504, 65520, 1e30, -np.inf, np.inf, np.nan, 1.00390625, 1.01171875]
+    with np.errstate(over="ignore"):
+        x = np.concatenate([random((500,)), np.array(special, np.float32)]).astype(source)
+        expected = x.astype(np.float32).astype(target)
+    out = empty_like(x, target)
+    elementwise.cast(to_device(x), out)
+    np.testing.assert_array_equal(to_host(out, target).astype(np.float64), expected.astype(np.float64))
+
+
+def test_fill():
+    for dtype, value in [(np.float32, 0.1), (BFLOAT16, -2.5), (np.float16, 3.25), (np.int32, -7)]:
+        for shape in SHAPES:
+            x = to_device(poisoned(shape, dtype))
+            elementwise.fill(x, value)
+            np.testing.assert_array_equal(to_host(x, dtype), np.full(shape, value, dtype))
+
+
+STRIDED = {
+    "reversed": lambda x: x[::-1],
+    "every other column": lambda x: x[:, ::2],
+    "transposed": lambda x: x.T,
+    "three axes swapped": lambda x: x.reshape(5, -1, 6).transpose(1, 0, 2),
+    "heads out of packed qkv": lambda x: x.reshape(5, 11, 2, 3)[:, 1:, 0].transpose(0, 2, 1),
+    "four axes": lambda x: x.reshape(5, 11, 2, 3).transpose(0, 2, 1, 3),
+    "empty": lambda x: x[:0, ::2],
+}
+
+
+@pytest.mark.parametrize("view", list(STRIDED.values()), ids=list(STRIDED))
+@pytest.mark.parametrize("dtype", [np.float32, BFLOAT16, np.int32], ids=str)
+def test_copy_of_strided_views(view, dtype):
+    x = np.arange(5 * 66).reshape(5, 66).astype(dtype)
+    whole = to_device(x)
+    # From a view,
+    out = empty_like(view(x))
+    elementwise.copy(view(whole), out)
+    np.testing.assert_array_equal(to_host(out, dtype), view(x))
+    # and into one, which leaves the rest alone.
+    expected = poisoned(x.shape, dtype)
+    target = to_device(expected)
+    view(expected)[...] = view(x)
+    elementwise.copy(out, view(target))
+    np.testing.assert_array_equal(to_host(target, dtype).astype(np.float64), expected.astype(np.float64))
+
+
+def test_copy_of_whole_arrays():
+    for shape in [*SHAPES, (2, 3, 2, 3, 2)]:
+        x = random(shape)
+        out = empty_like(x)
+        elementwise.copy(to_device(x), out)
+        np.testing.assert_array_equal(to_host(out), x)
+
+
+@pytest.mark.parametrize("variant", elementwise.TRANSPOSE_VARIANTS.names())
+def test_transpose(variant):
+    for shape in [(1, 1), (TILE, TILE), (TILE + 1, TILE - 1), (3, 200), (BLOCK_Y + 1, BLOCK_X + 1), (0, 4), (4, 0)]:
+        x = random(shape)
+        out = empty_like(x.T)
+        elementwise.transpose(to_device(x), out, variant=variant)
+        np.testing.assert_array_equal(to_host(out), x.T)
+    x = random((40, 50), BFLOAT16)
+    out = empty_like(x.T)
+    elementwise.transpose(to_device(x), out, variant=variant)
+    np.testing.assert_array_equal(to_host(out, BFLOAT16), x.T)
+
+
+def test_no_race_and_nothing_out_of_bounds(under_checks):
+    x = random((TILE + 1, 5))
+    test_add_and_scale_at_every_shape()
+    for variant in elementwise.TRANSPOSE_VARIANTS.names():
+        out = empty_like(x.T)
+        elementwise.transpose(to_device(x), out, variant=variant)
+        np.testing.assert_array_equal(to_host(out), x.T)
+    out = empty_like(x.T)
+    elementwise.copy(to_device(x).T, out)
+    assert_close(to_host(out), x.T, rtol=0, atol=0)
+
+
+def test_bad_arguments_say_what_to_do():
+    x = np.zeros((3, 4), np.float32)
+    with pytest.raises(ShapeError, match=r"elementwise.add: b has shape \(4, 3\); expected \(3, 4\)"):
+        elementwise.add(x, np.zeros((4, 3), np.float32), x)
+    with pytest.raises(DTypeError, match=r"elementwise.scale: x has dtype int32; expected float32"):
+        elementwise.scale(np.zeros(3, np.int32), np.zeros(3, np.int32), 2)
+    with pytest.raises(DTypeError, match=r"elementwise.cast: x is not C-contiguous"):
+        elementwise.cast(x.T, np.zeros((4, 3), np.float32))
+    with pytest.raises(DTypeError, match=r"elementwise.fill: x has dtype int32 but value=0.5; pass an int"):
+        elementwise.fill(np.zeros(3, np.int32), 0.5)
+    with pytest.raises(DTypeError, match=r"elementwise.copy: out has dtype float16; expected float32"):
+        elementwise.copy(x, x.astype(np.float16))
+    with pytest.raises(DTypeError, match=r"elementwise.copy: x has dtype float64; expected elements of 2 or 4 bytes"):
+        elementwise.copy(np.zeros(3), np.zeros(3))
+    with pytest.raises(ShapeError, match=r"elementwise.copy: x has 5 axes .* strided copy takes at most 4"):
+        elementwise.copy(np.zeros((2, 2, 2, 2, 2), np.float32).T, np.zeros((2, 2, 2, 2, 2), np.float32))
+    with pytest.raises(ShapeError, match=r"elementwise.transpose: out_CR has shape \(3, 4\); expected \(4, 3\)"):
+        elementwise.transpose(x, x)
