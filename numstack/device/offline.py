@@ -6,7 +6,8 @@ arithmetic of each kernel are known, and asserted, on a machine without a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from numstack.device.cuda import cache
 from numstack.device.cuda.array import CudaArray
 from numstack.device.cuda.compiler import Architecture
 from numstack.device.cuda.resources import LIMITS, Resources
+from numstack.device.current import using
 from numstack.device.launch_types import numba_types, type_key
 from numstack.device.work import Work
 from numstack.errors import DeviceError, KernelError
@@ -56,6 +58,20 @@ class Build:
     def faults(self) -> list[str]:
         """Why the kernel is not fit to be shipped; empty if it is."""
         return self.resources.faults()
+
+
+@contextlib.contextmanager
+def device(architecture: str) -> Iterator[OfflineDevice]:
+    """Inside the ``with`` block launches are compiled for ``architecture``, such as ``sm_90a``, instead of run.
+
+    Raises
+    ------
+    KernelError
+        If there is no such architecture, or its limits are not known.
+    """
+    with using(OfflineDevice(Architecture.parse(architecture))) as opened:
+        assert isinstance(opened, OfflineDevice)
+        yield opened
 
 
 class OfflineStream(Stream):

@@ -1,0 +1,178 @@
+"""Every kernel, as launches: each operation in each of its variants, layouts and forms.
+
+``numstack kernels build`` compiles them all for GPUs that are not here; a test does, so that a kernel that spills, uses
+local memory or slips into float64 never lands. A new kernel joins by a line here; the test says if one is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numstack.kernels import (
+    adamw,
+    attention,
+    cross_entropy,
+    dropout,
+    elementwise,
+    embedding,
+    gelu,
+    gemm,
+    layernorm,
+    reduce,
+    softmax,
+)
+
+# Sizes of GPT-2 124M on a small batch: large enough that every launcher takes its main road.
+B, T, H, D, V = 4, 1024, 12, 64, 50304
+C = H * D
+R = B * T
+
+# ``array(shape, dtype)`` makes an array to launch on: with memory on a real device, without on an offline one.
+MakeArray = Callable[..., Any]
+
+
+class Launch(NamedTuple):
+    """One way to call an operation: its name, the variant (empty if there is only one), and the call."""
+
+    operation: str
+    variant: str
+    run: Callable[[], None]
+
+
+def launches(array: MakeArray, dtype: np.dtype | type) -> Iterator[Launch]:
+    """Every launch with activations and weights stored as ``dtype`` (uint16 for bfloat16).
+
+    Statistics, losses, parameter gradients and optimiser state are float32, as in training.
+    """
+    for family in (_gemm, _gelu, _rows, _losses, _attention, _embedding, _optimiser, _reductions, _elementwise):
+        yield from family(array, np.dtype(dtype))
+
+
+def _gemm(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
+    x, w, y = array((R, C), dtype), array((C, 4 * C), dtype), array((R, 4 * C), dtype)
+    bias, other = array((4 * C,), dtype), array((R, 4 * C), dtype)
+    forward: tuple[dict[str, Any], ...] = (
+        {},
+        {"epilogue": "bias", "bias": bias},
+        {"epilogue": "bias_gelu", "bias": bias},
+        {"epilogue": "bias_gelu", "bias": bias, "preactivation": other},
+        {"epilogue": "residual", "residual": other, "bias": bias},
+    )
+    for variant in gemm.VARIANTS.names():
+        for options in forward:
+            yield Launch("gemm NN", variant, partial(gemm.gemm, x, w, y, layout="NN", variant=variant, **options))
+        for accumulate in (False, True):
+            chosen = {"variant": variant, "accumulate": accumulate}
+            yield Launch("gemm NT", variant, partial(gemm.gemm, y, w, x, layout="NT", **chosen))
+            dw = array((C, 4 * C), np.float32)
+            yield Launch("gemm TN", variant, partial(gemm.gemm, x, y, dw, layout="TN", **chosen))
+
+
+def _gelu(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
+    x, y, dy, dx = (array((R, 4 * C), dtype) for _ in range(4))
+    for form in gelu.FORMS:
+        yield Launch("gelu.forward", form, partial(gelu.forward, x, y, form=form))
+        yield Launch("gelu.backward", form, partial(gelu.backward, dy, x, dx, form=form))
+        yield Launch("gelu.forward_backward", form, partial(gelu.forward_backward, x, dy, y, dx, form=form))
+
+
+def _rows(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
+    x, y, dy, dx = (array((R, C), dtype) for _ in range(4))
+    weight, bias = array((C,), dtype), array((C,), dtype)
+    dweight, dbias = array((C,), np.float32), array((C,), np.float32)
+    mean, rstd = array((R,), np.float32), array((R,), np.float32)
+    workspace = array((layernorm.workspace_size(R, C),), np.float32)
+    forward = partial(layernorm.forward, x, weight, bias, y, mean, rstd, eps=1e-5)
+    backward = partial(layernorm.backward, dy, x, weight, mean, rstd, dx, dweight, dbias, workspace)
+    yield from _each("layernorm.forward", layernorm.FORWARD, forward)
+    yield from _each("layernorm.backward", layernorm.BACKWARD, backward)
+    yield from _each("softmax.forward", softmax.FORWARD, partial(softmax.forward, x, y))
+    yield from _each("softmax.backward", softmax.BACKWARD, partial(softmax.backward, dy, y, dx))
+
+
+def _losses(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
+    logits, targets = array((R, V), dtype), array((R,), np.int32)
+    loss, lse, scale = array((R,), np.float32), array((R,), np.float32), array((1,), np.float32)
+    forward = partial(cross_entropy.forward, logits, targets, loss, lse)
+    both = partial(cross_entropy.forward_backward, logits, targets, loss, logits, scale)
+    yield from _each("cross_entropy.forward", cross_entropy.FORWARD, forward)
+    yield from _each("cross_entropy.forward_backward", cross_entropy.FORWARD_BACKWARD, both)
+    yield Launch("cross_entropy.backward", "", partial(cross_entropy.backward, logits, targets, lse, logits, scale))
+
+
+def _attention(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
+    # As the model calls it: q, k and v are views of one packed array, the output lies by time first.
+    for width in (D, 128):
+        packed, dpacked = (array((B, T, 3, H, width), dtype).transpose(2, 0, 3, 1, 4) for _ in range(2))
+        out, dout = (array((B, T, H, width), dtype).transpose(0, 2, 1, 3) for _ in range(2))
+        lse, delta = array((B, H, T), np.float32), array((B, H, T), np.float32)
+        qkv, dqkv = [packed[i] for i in range(3)], [dpacked[i] for i in range(3)]
+        for causal in (True, False):
+            forward = partial(attention.forward, *qkv, out, lse, causal=causal)
+            backward = partial(attention.backward, *qkv, out, dout, lse, *dqkv, delta, causal=causal)
+            yield from _each(f"attention.forward D={width}", attention.FORWARD, forward)
+            yield from _each(f"attention.backward D={width}", attention.BACKWARD, backward)
+
+
+def _embedding(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
+    tokens, out = array((B, T), np.int32), array((B, T, C), dtype)
+    table, positions = array((V, C), dtype), array((T, C), dtype)
+    dtable, dpositions = array((V, C), np.float32), array((T, C), np.float32)
+    workspace = array((embedding.workspace_size(B, T, V),), np.int32)
+    yield Launch("embedding.forward", "", partial(embedding.forward, tokens, table, positions, out))
+    yield Launch("embedding.forward", "", partial(embedding.forward, tokens, table, None, out))
+    backward = partial(embedding.backward, tokens, out, dtable, dpositions, workspace)
+    yield from _each("embedding.backward", embedding.BACKWARD, backward)
+
+
+def _optimiser(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
+    n = 1 << 20
+    param, grad, m, v = (array((n,), np.float32) for _ in range(4))
+    decay, scale = array((n // adamw.SEGMENT,), np.float32), array((1,), np.float32)
+    options = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "step": 1, "grad_scale_1": scale}
+    if dtype == np.float32:
+        yield Launch("adamw.step", "", partial(adamw.step, param, grad, m, v, decay, **options))
+    else:
+        low = array((n,), dtype)
+        yield Launch("adamw.step", "", partial(adamw.step, low, grad, m, v, decay, master=param, **options))
+
+
+def _reductions(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
+    x, one, count = array((R, C), dtype), array((1,), np.float32), array((1,), np.int32)
+    workspace = array((reduce.workspace_size(R * C),), np.float32)
+    for operation in (reduce.sum, reduce.max, reduce.norm):
+        yield Launch(f"reduce.{operation.__name__}", "", partial(operation, x, one, workspace))
+    yield Launch("reduce.count_nonfinite", "", partial(reduce.count_nonfinite, x, count, workspace))
+    yield Launch("reduce.clip_scale", "", partial(reduce.clip_scale, one, one, max_norm=1.0))
+    columns = array((reduce.sum_rows_workspace_size(R, C),), np.float32)
+    for accumulate in (False, True):
+        sums = partial(reduce.sum_rows, x, array((C,), np.float32), columns, accumulate=accumulate)
+        yield from _each("reduce.sum_rows", reduce.SUM_ROWS_VARIANTS, sums)
+
+
+def _elementwise(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
+    x, y, out = (array((R, C), dtype) for _ in range(3))
+    yield Launch("elementwise.add", "", partial(elementwise.add, x, y, out))
+    yield Launch("elementwise.scale", "", partial(elementwise.scale, x, out, 0.5))
+    yield Launch("elementwise.cast", "", partial(elementwise.cast, x, array((R, C), np.float32)))
+    yield Launch("elementwise.cast", "", partial(elementwise.cast, array((R, C), np.float32), x))
+    yield Launch("elementwise.fill", "", partial(elementwise.fill, x, 1.0))
+    yield Launch("elementwise.fill", "", partial(elementwise.fill, array((R,), np.int32), 1))
+    for shape in ((R,), (R, C), (B, T, C), (B, T, H, D)):
+        source, target = array(shape, dtype), array(shape, dtype)
+        turned = source.T if len(shape) > 1 else source[::2]
+        to = target.T if len(shape) > 1 else target[::2]
+        yield Launch("elementwise.copy", "", partial(elementwise.copy, turned, to))
+    yield from _each(
+        "elementwise.transpose", elementwise.TRANSPOSE_VARIANTS, partial(elementwise.transpose, x, array((C, R), dtype))
+    )
+    yield Launch("dropout.forward", "", partial(dropout.forward, x, y, p=0.1, seed=1, offset=0))
+
+
+def _each(operation: str, variants: Any, run: Callable[..., None]) -> Iterator[Launch]:
+    for variant in variants.names():
+        yield Launch(operation, variant, partial(run, variant=variant))
