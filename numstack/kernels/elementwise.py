@@ -41,6 +41,7 @@ from numstack.kernels.variants import Variant, Variants
 BLOCK = 256
 BLOCK_X, BLOCK_Y = 32, 8  # strided copies: x along the last axis, y over all others
 TILE = 32  # transpose: a block of 32 x 8 threads turns 32 x 32 elements
+TILE_PADDED = TILE + 1
 TILE_STEPS = TILE // BLOCK_Y
 
 
@@ -128,7 +129,7 @@ def _transpose_thread_per_element(x_RC, out_CR):
 def _make_transpose_shared_tile(bits: Any) -> Kernel:
     @kernel
     def transpose_shared_tile(x_RC, out_CR):
-        tile = cuda.shared.array((TILE, TILE + 1), bits)
+        tile = cuda.shared.array((TILE, TILE_PADDED), bits)
         tx = cuda.threadIdx.x
         ty = cuda.threadIdx.y
         r0 = cuda.blockIdx.x * TILE

@@ -131,10 +131,12 @@ def gelu_tanh(x):
     return x * gate
 
 
-def _make_kernels(gates: Callable[..., Any], gate_slope: Callable[..., Any]) -> tuple[Kernel, Kernel, Kernel]:
+def _make_kernels(
+    form: str, gates: Callable[..., Any], gate_slope: Callable[..., Any]
+) -> tuple[Kernel, Kernel, Kernel]:
     """The three kernels of one form."""
 
-    @kernel
+    @kernel(name=f"gelu.forward {form}")
     def forward(x_N, y_N):
         i = cuda.grid(1)
         if i < x_N.size:
@@ -142,7 +144,7 @@ def _make_kernels(gates: Callable[..., Any], gate_slope: Callable[..., Any]) -> 
             gate, _ = gates(x)
             y_N[i] = narrow(x * gate, y_N.dtype)
 
-    @kernel
+    @kernel(name=f"gelu.backward {form}")
     def backward(dy_N, x_N, dx_N):
         i = cuda.grid(1)
         if i < x_N.size:
@@ -150,7 +152,7 @@ def _make_kernels(gates: Callable[..., Any], gate_slope: Callable[..., Any]) -> 
             gate, complement = gates(x)
             dx_N[i] = narrow(widen(dy_N[i]) * (gate + x * gate_slope(x, gate, complement)), dx_N.dtype)
 
-    @kernel
+    @kernel(name=f"gelu.forward_backward {form}")
     def forward_backward(x_N, dy_N, y_N, dx_N):
         i = cuda.grid(1)
         if i < x_N.size:
@@ -164,10 +166,10 @@ def _make_kernels(gates: Callable[..., Any], gate_slope: Callable[..., Any]) -> 
 
 
 _KERNELS = {
-    "erf": _make_kernels(_gates_erf, _gate_slope_erf),
-    "tanh_library": _make_kernels(_gates_tanh_library, _gate_slope_tanh),
-    "tanh_rational": _make_kernels(_gates_tanh_rational, _gate_slope_tanh),
-    "tanh_exp": _make_kernels(_gates_tanh_exp, _gate_slope_tanh),
+    "erf": _make_kernels("erf", _gates_erf, _gate_slope_erf),
+    "tanh_library": _make_kernels("tanh_library", _gates_tanh_library, _gate_slope_tanh),
+    "tanh_rational": _make_kernels("tanh_rational", _gates_tanh_rational, _gate_slope_tanh),
+    "tanh_exp": _make_kernels("tanh_exp", _gates_tanh_exp, _gate_slope_tanh),
 }
 _KERNELS["tanh"] = _KERNELS["tanh_exp"]
 FORMS = tuple(_KERNELS)

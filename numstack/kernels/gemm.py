@@ -52,6 +52,8 @@ LAYOUTS = ("NN", "NT", "TN")
 EPILOGUES = (None, "bias", "bias_gelu", "residual")
 
 SHARED_TILE = 16  # threads along each side of a block, elements along each side of a tile
+# Shared arrays with one more column than needed: threads that go down a column then hit different memory banks.
+SHARED_TILE_PADDED = SHARED_TILE + 1
 
 # register_tile: a block of 16 x 8 threads computes 64 x 32 elements of c, a thread 8 rows of 2 columns 16 apart.
 # Sixteen neighbours in x, one vector on a CPU, read one element of a and sixteen neighbouring ones of b.
@@ -61,6 +63,7 @@ THREAD_ROWS = 8
 THREAD_COLUMNS = 2
 TILE_M = BLOCK_Y * THREAD_ROWS
 TILE_N = BLOCK_X * THREAD_COLUMNS
+TILE_N_PADDED = TILE_N + 1
 TILE_K = 32
 UNROLL_K = 8  # 8 x 2 x 8 multiply-adds in one straight line: long enough to pay for loading the accumulators
 A_STEPS_X, A_STEPS_Y = TILE_K // BLOCK_X, TILE_M // BLOCK_Y  # a_MK: the block's threads cover k by m
@@ -104,9 +107,15 @@ class Spec(NamedTuple):
     has_residual: bool
     keeps_preactivation: bool
 
+    def name(self, variant: str) -> str:
+        """What traces call the kernel: ``gemm.register_tile NT bias_gelu``."""
+        layout = "TN" if self.a_is_KM else "NT" if self.b_is_NK else "NN"
+        epilogue = [("bias", self.has_bias), ("gelu", self.has_gelu), ("residual", self.has_residual)]
+        return " ".join(["gemm." + variant, layout, "_".join(part for part, is_there in epilogue if is_there)]).rstrip()
+
 
 @cuda.jit(device=True)
-def _load(x, i, j):
+def load_or_zero(x, i, j):
     """x[i, j], or 0 outside of x: a tile may hang over the edge."""
     if i < x.shape[0] and j < x.shape[1]:
         return widen(x[i, j])
@@ -143,7 +152,7 @@ def _thread_per_element_kernel(spec: Spec) -> Kernel:
     a_is_KM, b_is_NK = spec.a_is_KM, spec.b_is_NK
     store = _make_store(spec)
 
-    @kernel
+    @kernel(name=spec.name("thread_per_element"))
     def thread_per_element(a, b, c, bias, residual, preactivation, alpha):
         i = cuda.blockIdx.x * SHARED_TILE + cuda.threadIdx.y
         j = cuda.blockIdx.y * SHARED_TILE + cuda.threadIdx.x
@@ -164,11 +173,10 @@ def _shared_tile_kernel(spec: Spec) -> Kernel:
     a_is_KM, b_is_NK = spec.a_is_KM, spec.b_is_NK
     store = _make_store(spec)
 
-    @kernel
+    @kernel(name=spec.name("shared_tile"))
     def shared_tile(a, b, c, bias, residual, preactivation, alpha):
-        # One more column than needed: threads that write down a column then hit different banks.
-        a_tile = cuda.shared.array((SHARED_TILE, SHARED_TILE + 1), float32)  # [m, k]
-        b_tile = cuda.shared.array((SHARED_TILE, SHARED_TILE + 1), float32)  # [k, n]
+        a_tile = cuda.shared.array((SHARED_TILE, SHARED_TILE_PADDED), float32)  # [m, k]
+        b_tile = cuda.shared.array((SHARED_TILE, SHARED_TILE_PADDED), float32)  # [k, n]
         tx = cuda.threadIdx.x
         ty = cuda.threadIdx.y
         i0 = cuda.blockIdx.x * SHARED_TILE
@@ -178,13 +186,13 @@ def _shared_tile_kernel(spec: Spec) -> Kernel:
         for k0 in range(0, depth, SHARED_TILE):
             # Neighbours in x read neighbours in memory, whichever way the operand lies.
             if a_is_KM:
-                a_tile[tx, ty] = _load(a, k0 + ty, i0 + tx)
+                a_tile[tx, ty] = load_or_zero(a, k0 + ty, i0 + tx)
             else:
-                a_tile[ty, tx] = _load(a, i0 + ty, k0 + tx)
+                a_tile[ty, tx] = load_or_zero(a, i0 + ty, k0 + tx)
             if b_is_NK:
-                b_tile[tx, ty] = _load(b, j0 + ty, k0 + tx)
+                b_tile[tx, ty] = load_or_zero(b, j0 + ty, k0 + tx)
             else:
-                b_tile[ty, tx] = _load(b, k0 + ty, j0 + tx)
+                b_tile[ty, tx] = load_or_zero(b, k0 + ty, j0 + tx)
             cuda.syncthreads()
             for k in range(SHARED_TILE):
                 total += a_tile[ty, k] * b_tile[k, tx]
@@ -204,10 +212,10 @@ def _register_tile_kernel(spec: Spec) -> Kernel:
     # a stays as it lies in memory: whichever index comes first, a warp reads only one or two of its elements at a time.
     a_tile_rows, a_tile_columns = (TILE_K, TILE_M) if a_is_KM else (TILE_M, TILE_K + 1)
 
-    @kernel
+    @kernel(name=spec.name("register_tile"))
     def register_tile(a, b, c, bias, residual, preactivation, alpha):
         a_tile = cuda.shared.array((a_tile_rows, a_tile_columns), float32)
-        b_tile = cuda.shared.array((TILE_K, TILE_N + 1), float32)  # [k, n]
+        b_tile = cuda.shared.array((TILE_K, TILE_N_PADDED), float32)  # [k, n]
         total = cuda.local.array((THREAD_ROWS, THREAD_COLUMNS), float32)
         tx = cuda.threadIdx.x
         ty = cuda.threadIdx.y
@@ -223,25 +231,25 @@ def _register_tile_kernel(spec: Spec) -> Kernel:
                     for x in range(AT_STEPS_X):
                         k = y * BLOCK_Y + ty
                         m = x * BLOCK_X + tx
-                        a_tile[k, m] = _load(a, k0 + k, i0 + m)
+                        a_tile[k, m] = load_or_zero(a, k0 + k, i0 + m)
             else:
                 for y in range(A_STEPS_Y):
                     for x in range(A_STEPS_X):
                         m = y * BLOCK_Y + ty
                         k = x * BLOCK_X + tx
-                        a_tile[m, k] = _load(a, i0 + m, k0 + k)
+                        a_tile[m, k] = load_or_zero(a, i0 + m, k0 + k)
             if b_is_NK:
                 for y in range(BT_STEPS_Y):
                     for x in range(BT_STEPS_X):
                         n = y * BLOCK_Y + ty
                         k = x * BLOCK_X + tx
-                        b_tile[k, n] = _load(b, j0 + n, k0 + k)
+                        b_tile[k, n] = load_or_zero(b, j0 + n, k0 + k)
             else:
                 for y in range(B_STEPS_Y):
                     for x in range(B_STEPS_X):
                         k = y * BLOCK_Y + ty
                         n = x * BLOCK_X + tx
-                        b_tile[k, n] = _load(b, k0 + k, j0 + n)
+                        b_tile[k, n] = load_or_zero(b, k0 + k, j0 + n)
             cuda.syncthreads()
             for k1 in range(0, TILE_K, UNROLL_K):
                 for k in range(UNROLL_K):

@@ -110,6 +110,7 @@ def _first(x_N):
 
 
 def _make_phases(
+    name: str,
     element: Callable[..., Any],
     combine: Callable[..., Any],
     neutral: Callable[..., Any],
@@ -135,7 +136,7 @@ def _make_phases(
             half //= 2
         return shared[0]
 
-    @kernel
+    @kernel(name=f"reduce.{name} first phase")
     def first_phase(x_N, partial_P, stretch):
         shared = cuda.shared.array(BLOCK, dtype)
         start = cuda.blockIdx.x * stretch
@@ -149,7 +150,7 @@ def _make_phases(
         if cuda.threadIdx.x == 0:
             partial_P[cuda.blockIdx.x] = value
 
-    @kernel
+    @kernel(name=f"reduce.{name} second phase")
     def second_phase(partial_P, out_1, n_partials):
         shared = cuda.shared.array(BLOCK, dtype)
         value = neutral(partial_P)
@@ -164,10 +165,10 @@ def _make_phases(
     return first_phase, second_phase
 
 
-_SUM = _make_phases(_value, _add, _zero, _same, float32)
-_MAX = _make_phases(_value, _larger, _first, _same, float32)
-_NORM = _make_phases(_square, _add, _zero, _root, float32)
-_COUNT = _make_phases(_is_nonfinite, _add, _zero_count, _same, int32)
+_SUM = _make_phases("sum", _value, _add, _zero, _same, float32)
+_MAX = _make_phases("max", _value, _larger, _first, _same, float32)
+_NORM = _make_phases("norm", _square, _add, _zero, _root, float32)
+_COUNT = _make_phases("count_nonfinite", _is_nonfinite, _add, _zero_count, _same, int32)
 
 
 @kernel

@@ -1,7 +1,5 @@
 """numstack.kernels.gemm: every variant, layout and epilogue against float64, and against ONNX's cases."""
 
-import itertools
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -155,7 +153,8 @@ def test_onnx(case: OnnxCase):
 
 @pytest.mark.parametrize("variant", VARIANTS.names())
 def test_no_race_and_nothing_out_of_bounds(variant, under_checks):
-    for layout, (m, n, k) in itertools.product(LAYOUTS, [(TILE_M + 1, 3, TILE_K + 1)]):
+    m, n, k = 5, 3, TILE_K + 1
+    for layout in LAYOUTS:
         a, b = operands(m, n, k, layout)
         c = run(a, b, m, n, layout=layout, variant=variant)
         assert_close(c, reference(a, b, layout=layout)[0], **tolerance(k))
