@@ -41,7 +41,7 @@ class Kernel:
         self.py_func = py_func
         self.name = name or f"{py_func.__module__.rpartition('.')[2]}.{py_func.__name__.lstrip('_')}"
         self.parameters = tuple(inspect.signature(py_func).parameters)
-        self._dims: dict[Any, tuple[Dim, Dim]] = {}
+        self._launches: dict[tuple[Any, ...], Launch] = {}
 
     @functools.cached_property
     def accesses(self) -> simt.Accesses:
@@ -58,12 +58,12 @@ class Kernel:
         return CheckedLaunches(self)
 
     def __getitem__(self, config: tuple[Any, ...]) -> Launch:
-        grid, block, *rest = config
-        try:
-            dims = self._dims[grid, block]
-        except KeyError:
-            dims = self._dims[grid, block] = (self._dim("grid", grid), self._dim("block", block))
-        return Launch(self, *dims, *rest)
+        launch = self._launches.get(config)
+        if launch is None:
+            grid, block, *rest = config
+            launch = Launch(self, self._dim("grid", grid), self._dim("block", block), *rest)
+            self._launches[config] = launch
+        return launch
 
     def _dim(self, what: str, value: int | tuple[int, ...]) -> Dim:
         sizes = (value,) if isinstance(value, int) else tuple(int(v) for v in value)

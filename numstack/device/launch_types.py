@@ -31,14 +31,19 @@ def type_key(kernel: Kernel, args: tuple[Any, ...]) -> tuple[Any, ...]:
         kind = type(arg)
         if kind is int:
             if not -(2**31) <= arg < 2**31:
-                name = kernel.parameters[len(key)]
-                raise DTypeError(f"{kernel.name}: {name}={arg} does not fit int32; pass numpy.int64({arg})")
+                raise does_not_fit(kernel, len(key), arg)
             key.append(kind)
         elif kind is float or not hasattr(arg, "strides") or isinstance(arg, np.generic):
             key.append(kind)
         else:
             key.append((arg.dtype, arg.ndim, arg.flags.c_contiguous))
     return tuple(key)
+
+
+def does_not_fit(kernel: Kernel, index: int, value: int) -> DTypeError:
+    """The error for a Python int that is wider than the 32 bits it has in a kernel."""
+    name = kernel.parameters[index] if index < len(kernel.parameters) else f"argument {index}"
+    return DTypeError(f"{kernel.name}: {name}={value} does not fit int32; pass numpy.int64({value})")
 
 
 def numba_types(kernel: Kernel, args: tuple[Any, ...]) -> tuple[types.Type, ...]:
@@ -64,6 +69,10 @@ def _numba_type(kernel: Kernel, name: str, arg: Any) -> types.Type:
         return types.int32
     if isinstance(arg, float):
         return types.float32
+    if hasattr(arg, "__cuda_array_interface__"):  # ours, PyTorch's, CuPy's, numba's
+        interface = arg.__cuda_array_interface__
+        layout = "C" if interface.get("strides") is None else "A"
+        return types.Array(from_dtype(np.dtype(interface["typestr"])), len(interface["shape"]), layout)
     if not hasattr(arg, "strides"):
         raise DTypeError(f"{kernel.name}: {name} is a {type(arg).__name__}; pass an array, a number or a bool")
     if arg.dtype == bfloat16:

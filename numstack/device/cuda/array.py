@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import struct
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,9 +34,9 @@ class CudaArray:
 
     __slots__ = (
         "_c_contiguous",
+        "_packed",
         "address",
         "dtype",
-        "fields",
         "itemsize",
         "ndim",
         "owner",
@@ -72,14 +73,22 @@ class CudaArray:
             or all(n == 1 or s == d for n, s, d in zip(shape, strides, dense, strict=True))
             or size == 0
         )
-        # The launcher wants these at every launch, so they are worked out once: what the compiled code depends on,
-        # and the fields of numba's array structure (meminfo, parent, nitems, itemsize, data, shape, strides).
-        self.type_key = (dtype, self.ndim, self._c_contiguous)
-        self.fields = (0, 0, size, itemsize, address, *shape, *strides)
+        # What the compiled code depends on; the launcher wants it at every launch, so it is worked out once.
+        self.type_key = _type_key(dtype, self.ndim, self._c_contiguous)
+        self._packed: bytes | None = None
 
     @property
     def nbytes(self) -> int:
         return self.size * self.itemsize
+
+    @property
+    def packed(self) -> bytes:
+        """numba's array structure, as a launch passes it: meminfo, parent, nitems, itemsize, data, shape, strides."""
+        packed = self._packed
+        if packed is None:
+            fields = (0, 0, self.size, self.itemsize, self.address, *self.shape, *self.strides)
+            packed = self._packed = struct.pack(f"={len(fields)}q", *fields)
+        return packed
 
     @property
     def flags(self) -> Any:
@@ -210,6 +219,12 @@ class CudaArray:
 
     def __repr__(self) -> str:
         return f"CudaArray(shape={self.shape}, dtype={self.dtype}, address={self.address:#x})"
+
+
+@functools.cache
+def _type_key(dtype: np.dtype[Any], ndim: int, c_contiguous: bool) -> str:
+    """One string object for each kind of array: its hash is computed once, that of a dtype at every look-up."""
+    return f"{dtype.str}{ndim}{'C' if c_contiguous else 'A'}"
 
 
 @functools.lru_cache(maxsize=4096)

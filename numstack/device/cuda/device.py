@@ -8,6 +8,7 @@ import ctypes
 import os
 import struct
 import sys
+import types
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from numstack.device.cuda.driver import DriverError, call, n_devices
 from numstack.device.cuda.launch import CompiledKernel, load
 from numstack.device.cuda.streams import CudaStream
 from numstack.device.door import submit
-from numstack.device.launch_types import numba_types
+from numstack.device.launch_types import does_not_fit, numba_types
 from numstack.device.work import Work
 from numstack.errors import DeviceError, DTypeError, OutOfMemory
 
@@ -85,7 +86,11 @@ class CudaDevice(Device):
 
     def remember(self, work: Work) -> None:
         """Keep what is needed to say, when a fault surfaces later, which works were the last and where from."""
-        self._recent.append((work.name, work.grid, work.block, *_caller()))
+        frame = sys._getframe(3)  # past this, execute and submit
+        while frame.f_code.co_filename.startswith(PACKAGE) and frame.f_back is not None:
+            frame = frame.f_back
+        # Neither the work nor the frame is kept, since either would keep arrays alive.
+        self._recent.append((work.name, work.grid, work.block, frame.f_code, frame.f_lasti))
         if self._synchronous:
             self.check(driver.cuStreamSynchronize(work.stream.handle)[0], work.name)  # type: ignore[attr-defined]
 
@@ -99,7 +104,8 @@ class CudaDevice(Device):
         if not self._recent:
             return error
         works = "\n".join(
-            f"  {name} grid={grid} block={block} from {file}:{line}" for name, grid, block, file, line in self._recent
+            f"  {name} grid={grid} block={block} from {_place(code, offset)}"
+            for name, grid, block, code, offset in self._recent
         )
         hint = "" if self._synchronous else "; NUMSTACK_SYNC=1 stops at the one at fault"
         return DeviceError(f"{error}\nlast works submitted, newest last{hint}:\n{works}")
@@ -196,34 +202,46 @@ class CudaDevice(Device):
         args: tuple[Any, ...],
     ) -> Callable[[Stream], None]:
         key: list[Any] = [kernel, block]
-        values: list[Any] = []
+        values: list[Any] = []  # arrays packed, scalars as they are
         for arg in args:
             kind = type(arg)
             if kind is CudaArray:
                 key.append(arg.type_key)
-                values += arg.fields
-            elif kind is int or kind is float or isinstance(arg, (bool, np.generic)):
+                values.append(arg._packed or arg.packed)
+            elif kind is float or isinstance(arg, (bool, np.generic)):
+                key.append(kind)
+                values.append(arg)
+            elif kind is int:
+                if not -(2**31) <= arg < 2**31:
+                    raise does_not_fit(kernel, len(key) - 2, arg)
                 key.append(kind)
                 values.append(arg)
             else:
-                foreign = _on_device(arg)
-                key.append(foreign.type_key)
-                values += foreign.fields
+                return self.bind(kernel, grid, block, shared_bytes, _ours(kernel, args))
         compiled = self._compiled.get(tuple(key))
         if compiled is None:
-            on_device = tuple(_on_device(arg) if hasattr(arg, "strides") and arg.ndim else arg for arg in args)
             threads = block[0] * block[1] * block[2]
-            compiled = load(kernel, numba_types(kernel, on_device), threads, self.architecture)
+            compiled = load(kernel, numba_types(kernel, args), threads, self.architecture)
             self._compiled[tuple(key)] = compiled
         return compiled.bind(grid, block, shared_bytes, values)
 
 
-def _caller() -> tuple[str, int]:
-    """File and line of the code outside numstack that is running: where a work came from."""
-    frame = sys._getframe(3)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
+def _ours(kernel: Kernel, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with other libraries' GPU arrays as ours; an error that names what is no argument."""
+    numba_types(kernel, args)
+
+    def ours(name: str, arg: Any) -> Any:
+        if isinstance(arg, np.ndarray):
+            raise DTypeError(f"{kernel.name}: {name} is in host memory; copy it to the GPU (memory.from_host)")
+        return CudaArray.from_interface(arg) if hasattr(arg, "__cuda_array_interface__") else arg
+
+    return tuple(ours(name, arg) for name, arg in zip(kernel.parameters, args, strict=True))
+
+
+def _place(code: types.CodeType, offset: int) -> str:
+    """file:line of an instruction; worked out only when somebody asks, since it is slow."""
+    line = next((line for start, end, line in code.co_lines() if start <= offset < end), code.co_firstlineno)
+    return f"{code.co_filename}:{line}"
 
 
 def _on_device(array: Any) -> CudaArray:

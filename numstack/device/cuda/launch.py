@@ -28,21 +28,21 @@ SHARED_BYTES_WITHOUT_ASKING = 48 * 1024
 class CompiledKernel:
     """A kernel loaded on the GPU for one set of argument types.
 
-    numba passes an array as its structure's fields (meminfo, parent, nitems, itemsize, data, shape, strides), each a
-    64-bit parameter, and a scalar as itself; ``struct`` lays them out with their natural alignment, as the driver does.
+    numba passes an array as the fields of its structure, each a 64-bit parameter, and a scalar as itself; each
+    parameter lies at a multiple of its size, as the driver expects.
     """
 
     def __init__(self, code: bytes, resources: Resources, arg_types: tuple[types.Type, ...]) -> None:
         self.resources = resources
-        self._layout = struct.Struct("@" + "".join(_format(t) for t in arg_types))
+        self._scalars, size = _layout(arg_types)
         self._library = call(driver.cuLibraryLoadData, code, None, None, 0, None, None, 0)
         (kernel,) = call(driver.cuLibraryEnumerateKernels, 1, self._library)
         self._function = call(driver.cuKernelGetFunction, kernel)
         self._shared_bytes = SHARED_BYTES_WITHOUT_ASKING
         # One buffer serves all launches, since the driver copies it before it returns; the lock is for other threads.
         self._lock = threading.Lock()
-        self._buffer = ctypes.create_string_buffer(max(self._layout.size, 1))
-        self._size = ctypes.c_size_t(self._layout.size)
+        self._buffer = ctypes.create_string_buffer(max(size, 1))
+        self._size = ctypes.c_size_t(size)
         self._extra = (ctypes.c_void_p * 5)(
             PARAM_BUFFER_POINTER,
             ctypes.addressof(self._buffer),
@@ -55,18 +55,21 @@ class CompiledKernel:
     def bind(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, values: list[Any]
     ) -> Callable[[Any], None]:
-        """What enqueues this launch on a stream, now or again later."""
+        """What enqueues this launch on a stream, now or again later; ``values`` holds each argument, arrays packed."""
         if shared_bytes > self._shared_bytes:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             call(driver.cuFuncSetAttribute, self._function, attribute, shared_bytes)
             self._shared_bytes = shared_bytes
         launch, function, extra = driver.cuLaunchKernel, self._function, self._extra_address
-        pack_into, buffer, lock = self._layout.pack_into, self._buffer, self._lock
+        buffer, lock = self._buffer, self._lock
+        for index, pack in self._scalars:
+            values[index] = pack(values[index])
+        arguments = b"".join(values)
 
         def run(stream: Any) -> None:
             with lock:
-                pack_into(buffer, 0, *values)
-                result = launch(function, *grid, *block, shared_bytes, stream.handle, 0, extra)[0]
+                buffer.raw = arguments
+                result = launch(function, *grid, *block, shared_bytes, stream.driver_handle, 0, extra)[0]
             if result:
                 raise DriverError("cuLaunchKernel", result.name)
 
@@ -95,7 +98,19 @@ _SCALARS = {
 }
 
 
-def _format(arg_type: types.Type) -> str:
-    if isinstance(arg_type, types.Array):
-        return "q" * (5 + 2 * arg_type.ndim)
-    return _SCALARS[arg_type]
+def _layout(arg_types: tuple[types.Type, ...]) -> tuple[list[tuple[int, Callable[[Any], bytes]]], int]:
+    """How to pack each scalar, padding on both sides included, by its index; and the bytes of all arguments."""
+    scalars = []
+    offset = 0
+    for index, arg_type in enumerate(arg_types):
+        if isinstance(arg_type, types.Array):
+            offset += 8 * (5 + 2 * arg_type.ndim)
+            continue
+        size = struct.calcsize("=" + _SCALARS[arg_type])
+        before = -offset % size
+        offset += before + size
+        is_last = index + 1 == len(arg_types)
+        after = 0 if is_last or not isinstance(arg_types[index + 1], types.Array) else -offset % 8
+        offset += after
+        scalars.append((index, struct.Struct(f"={before}x{_SCALARS[arg_type]}{after}x").pack))
+    return scalars, offset

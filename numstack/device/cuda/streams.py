@@ -48,6 +48,8 @@ class CudaStream(Stream):
     def __init__(self, device: CudaDevice, handle: int) -> None:
         self.device = device
         self.handle = handle
+        # As the bindings take it without making an object at every call; None is the default stream.
+        self.driver_handle = driver.CUstream(handle) if handle else None
 
     def execute(self, work: Work) -> None:
         device = self.device
