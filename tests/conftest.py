@@ -4,3 +4,5 @@ import os
 
 # Tests share two cores with mpirun's ranks and with each other; a kernel's blocks stay on two threads.
 os.environ.setdefault("NUMSTACK_THREADS", "2")
+
+pytest_plugins = ["tests.gpu_records"]

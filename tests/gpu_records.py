@@ -1,0 +1,121 @@
+"""Which kernels ran on a GPU since they last changed.
+
+A run of ``tests/kernels`` on a GPU writes ``tests/gpu_records.json``: for each kernel file a hash of its source, the
+card, and how its tests ended. Every other run says at its end which kernel files have changed since.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RECORDS = Path(__file__).with_name("gpu_records.json")
+ROOT = Path(__file__).resolve().parents[1]
+KERNELS = ROOT / "numstack" / "kernels"
+# Not operations: what they share, and the tools around them.
+NOT_OPERATIONS = {"__init__", "build", "catalogue", "launch", "variants", "warp", "philox"}
+
+
+def operations() -> list[str]:
+    """Names of the kernel files."""
+    names = {path.stem for path in KERNELS.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    return sorted(names - NOT_OPERATIONS)
+
+
+@functools.cache
+def digest(name: str) -> str:
+    """Hash of what a kernel file compiles to: its code and that of the kernel files it imports, without comments."""
+    parts = [_code(ROOT / "numstack" / "device" / "conversions.py")]
+    for module in sorted(_reachable(name)):
+        parts += [f"{module}: {_code(path)}" for path in _files(module)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _files(module: str) -> list[Path]:
+    folder = KERNELS / module
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+
+
+def _reachable(name: str) -> set[str]:
+    found, waiting = {name}, [name]
+    while waiting:
+        for path in _files(waiting.pop()):
+            for node in ast.walk(ast.parse(path.read_text())):
+                for module in _imported(node):
+                    if module not in found and any(file.exists() for file in _files(module)):
+                        found.add(module)
+                        waiting.append(module)
+    return found
+
+
+def _imported(node: ast.AST) -> list[str]:
+    """Names of kernel files that an import statement mentions."""
+    if not isinstance(node, ast.ImportFrom) or not node.module or not node.module.startswith("numstack.kernels"):
+        return []
+    inside = node.module.removeprefix("numstack.kernels").lstrip(".")
+    return [inside.split(".")[0]] if inside else [alias.name for alias in node.names]
+
+
+def _code(path: Path) -> str:
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if (
+            isinstance(body, list)
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+        ):
+            body.pop(0)  # a docstring
+    return ast.dump(tree)
+
+
+def changed() -> list[str]:
+    """Kernel files that have not passed on a GPU as they are now."""
+    records = json.loads(RECORDS.read_text()) if RECORDS.exists() else {}
+    good = {name for name, record in records.items() if record["digest"] == digest(name) and not record["failed"]}
+    return [name for name in operations() if name not in good]
+
+
+class Plugin:
+    """Counts the results of each kernel file's tests."""
+
+    def __init__(self) -> None:
+        self.results: dict[str, dict[str, int]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        path = Path(report.nodeid.split("::")[0])
+        if path.parent.name != "kernels" or not (report.when == "call" or report.failed):
+            return
+        counts = self.results.setdefault(path.stem.removeprefix("test_"), {"passed": 0, "failed": 0, "skipped": 0})
+        counts[report.outcome] += 1
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workerinput") or not self.results:
+            return
+        from numstack.device import current_device
+
+        device = current_device()
+        if device.kind != "cuda":
+            return
+        records: dict[str, Any] = json.loads(RECORDS.read_text()) if RECORDS.exists() else {}
+        for name in set(self.results) & set(operations()):
+            records[name] = {"digest": digest(name), "card": device.name, **self.results[name]}
+        RECORDS.write_text(json.dumps(records, indent=1, sort_keys=True) + "\n")
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        stale = changed()
+        if stale:
+            terminalreporter.write_line(f"kernels changed since they last passed on a GPU: {', '.join(stale)}")
+        else:
+            terminalreporter.write_line("every kernel has passed on a GPU as it is now")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Plugin(), "gpu-records")

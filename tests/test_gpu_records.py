@@ -1,0 +1,65 @@
+"""The records of GPU runs: a change of code makes a kernel stale, a comment does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import gpu_records
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two operations, one of which imports the other and what both share."""
+    folder = tmp_path / "numstack" / "kernels"
+    folder.mkdir(parents=True)
+    (tmp_path / "numstack" / "device").mkdir()
+    (tmp_path / "numstack" / "device" / "conversions.py").write_text("x = 1\n")
+    (folder / "warp.py").write_text("def total(x): return x\n")
+    (folder / "gelu.py").write_text('"""Docs."""\nfrom numstack.kernels.warp import total\n')
+    (folder / "gemm.py").write_text("from numstack.kernels import gelu\n")
+    monkeypatch.setattr(gpu_records, "KERNELS", folder)
+    monkeypatch.setattr(gpu_records, "ROOT", tmp_path)
+    monkeypatch.setattr(gpu_records, "RECORDS", tmp_path / "records.json")
+    gpu_records.digest.cache_clear()
+    yield folder
+    gpu_records.digest.cache_clear()
+
+
+def record(**failed: int) -> None:
+    gpu_records.digest.cache_clear()
+    records = {name: {"digest": gpu_records.digest(name), "failed": n} for name, n in failed.items()}
+    gpu_records.RECORDS.write_text(json.dumps(records))
+
+
+def changed() -> list[str]:
+    gpu_records.digest.cache_clear()
+    return gpu_records.changed()
+
+
+def test_what_never_ran_or_failed_is_stale(kernels: Path) -> None:
+    assert changed() == ["gelu", "gemm"]
+    record(gelu=0, gemm=1)
+    assert changed() == ["gemm"]
+
+
+def test_a_comment_changes_nothing_and_code_does(kernels: Path) -> None:
+    record(gelu=0, gemm=0)
+    (kernels / "gelu.py").write_text('"""Other docs."""\n# why\nfrom numstack.kernels.warp import total\n')
+    assert changed() == []
+    (kernels / "gemm.py").write_text("from numstack.kernels import gelu\nTILE = 2\n")
+    assert changed() == ["gemm"]
+
+
+def test_a_change_of_what_is_shared_reaches_every_user(kernels: Path) -> None:
+    record(gelu=0, gemm=0)
+    (kernels / "warp.py").write_text("def total(x): return -x\n")
+    assert changed() == ["gelu", "gemm"]
+
+
+def test_real_operations_have_digests() -> None:
+    names = gpu_records.operations()
+    assert {"gemm", "attention", "layernorm"} <= set(names)
+    assert len({gpu_records.digest(name) for name in names}) == len(names)
