@@ -22,11 +22,10 @@ from typing import Any
 import numpy as np
 from numba import cuda, uint16, uint32
 
-from numstack.device import Kernel, Stream, kernel, narrow, widen
+from numstack.device import Array, Kernel, Stream, kernel, narrow, widen
 from numstack.errors import DTypeError, ShapeError
 from numstack.kernels.launch import (
     FLOATS,
-    Array,
     ceil_div,
     check_contiguous,
     check_dtype,
@@ -95,13 +94,18 @@ def _copy_2d(x_AB, out_AB):
         out_AB[a, b] = x_AB[a, b]
 
 
+# The divisions stand before the condition: a CPU then does them once for all threads of a row.
+
+
 @kernel
 def _copy_3d(x_ABC, out_ABC):
     ab = cuda.blockIdx.x * BLOCK_Y + cuda.threadIdx.y
     c = cuda.blockIdx.y * BLOCK_X + cuda.threadIdx.x
     A, B, C = out_ABC.shape
-    if ab < A * B and c < C:
-        out_ABC[ab // B, ab % B, c] = x_ABC[ab // B, ab % B, c]
+    a = ab // B
+    b = ab % B
+    if a < A and c < C:
+        out_ABC[a, b, c] = x_ABC[a, b, c]
 
 
 @kernel
@@ -109,10 +113,12 @@ def _copy_4d(x_ABCD, out_ABCD):
     abc = cuda.blockIdx.x * BLOCK_Y + cuda.threadIdx.y
     d = cuda.blockIdx.y * BLOCK_X + cuda.threadIdx.x
     A, B, C, D = out_ABCD.shape
-    if abc < A * B * C and d < D:
-        ab = abc // C
-        c = abc % C
-        out_ABCD[ab // B, ab % B, c, d] = x_ABCD[ab // B, ab % B, c, d]
+    ab = abc // C
+    c = abc % C
+    a = ab // B
+    b = ab % B
+    if a < A and d < D:
+        out_ABCD[a, b, c, d] = x_ABCD[a, b, c, d]
 
 
 _COPY_STRIDED = {2: _copy_2d, 3: _copy_3d, 4: _copy_4d}

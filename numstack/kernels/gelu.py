@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 from numba import cuda, float32
 
-from numstack.device import Kernel, Stream, kernel, narrow, widen
-from numstack.kernels.launch import Array, ceil_div, check_contiguous, check_floats, check_option, check_shape, flat
+from numstack.device import Array, Kernel, Stream, kernel, narrow, widen
+from numstack.kernels.launch import ceil_div, check_contiguous, check_floats, check_option, check_shape, flat
 
 BLOCK = 256
 

@@ -34,11 +34,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda, float32
 
-from numstack.device import Kernel, Stream, kernel, narrow, widen
+from numstack.device import Array, Kernel, Stream, kernel, narrow, widen
 from numstack.errors import ConfigError, ShapeError
 from numstack.kernels import gelu
 from numstack.kernels.launch import (
-    Array,
     ceil_div,
     check_contiguous,
     check_floats,

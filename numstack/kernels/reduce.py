@@ -28,10 +28,9 @@ from typing import Any
 import numpy as np
 from numba import cuda, float32, int32
 
-from numstack.device import Kernel, Stream, kernel, narrow, widen
+from numstack.device import Array, Kernel, Stream, kernel, narrow, widen
 from numstack.errors import ShapeError
 from numstack.kernels.launch import (
-    Array,
     ceil_div,
     check_contiguous,
     check_dtype,

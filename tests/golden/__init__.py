@@ -1,8 +1,8 @@
 """Expected values computed by others, kept in files so that `make test` needs none of the others.
 
 ``onnx.npz`` holds the backend node cases of the ONNX project (Apache-2.0) for the operations that numstack has;
-``make_onnx.py`` writes it. Where NUMSTACK_ORACLES=1, ``test_golden.py`` collects the cases again from the installed onnx
-and compares.
+``make_onnx.py`` writes it. Where NUMSTACK_ORACLES=1, ``test_golden.py`` collects the cases again from the installed
+onnx and compares.
 """
 
 import json
