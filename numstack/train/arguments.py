@@ -48,7 +48,7 @@ def parse(description: str | None, *, rank: int = 0, arguments: list[str] | None
         If ``--resume`` names no usable checkpoint, or one of another configuration.
     """
     parser = (_Parser if rank == 0 else _QuietParser)(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     add_arguments(parser)
     files = parser.add_argument_group("files")

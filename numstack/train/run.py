@@ -231,14 +231,13 @@ class Run:
 
     def _headline(self) -> list[str]:
         options, model, device = self.options, self._model.config, current_device()
-        n_tokens = options.steps * self._n_tokens
         return [
             f"model: {self._model.n_parameters:,} parameters, {model.n_layer} layers, {model.n_head} heads, width "
             f"{model.n_embd}, context {model.block_size}, vocabulary {model.vocab_size}",
             f"data: {self._dataset.train.n_tokens:,} tokens for training and {self._dataset.validation.n_tokens:,} for "
             f"validation, in {self._dataset.train.path.parent}",
-            f"run: {options.steps} steps of {options.batch} sequences ({n_tokens / self._dataset.train.n_tokens:.2f} "
-            f"of the data) on {self._world.size} ranks, {device.name}; everything goes to {self.folder}",
+            f"run: {options.steps:,} steps of {self._n_tokens:,} tokens ({options.batch} sequences) on "
+            f"{self._world.size} ranks, {device.name}; everything goes to {self.folder}",
         ]
 
     def _say(self, line: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiktoken
-from tiktoken_ext.openai_public import r50k_base  # type: ignore[import-untyped]
+from tiktoken_ext.openai_public import r50k_base
 
 from numstack.data import CharacterTokenizer, Gpt2Tokenizer, shipped
 from numstack.data.tokenizers import from_description
