@@ -1,7 +1,8 @@
 """Arrays as a kernel sees them when it runs in Python: every element read or written goes through here.
 
-An `Array` is never out of bounds, whether or not anything else is checked: on a GPU a negative index is the memory in
-front of the array, so it is as wrong as one past the end.
+An `Array` is never out of bounds, whether or not anything else is checked. numba wraps a negative index around to the
+end of the array; in a kernel, where indices come from thread indices, that is never what was meant, so it is out of
+bounds too.
 """
 
 import operator

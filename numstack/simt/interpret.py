@@ -128,6 +128,10 @@ class Thread:
         memory = LocalMemory(self.group.launch, int(np.prod(shape)) * dtype.itemsize)
         return Array(memory.array(shape, dtype), name, memory if self.group.launch.checks else None)
 
+    def lanemask_lt(self) -> Int32:
+        """The lanes of the warp below this one."""
+        return Int32((1 << self.laneid) - 1)
+
     def stack(self) -> tuple[Site, ...]:
         """Where it waits: a site in the kernel, then one in each device function that it is inside of."""
         sites, generator = [], self.generator
@@ -350,7 +354,8 @@ class Launch:
 
     def _argument(self, value: Any, name: str) -> Any:
         if isinstance(value, tuple):
-            return tuple(self._argument(part, f"{name}[{i}]") for i, part in enumerate(value))
+            parts = [self._argument(part, f"{name}[{i}]") for i, part in enumerate(value)]
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
         if isinstance(value, np.ndarray):
             return Array(value, name, self.memory if self.checks else None)
         return hold(value)

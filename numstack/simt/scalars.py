@@ -302,7 +302,7 @@ def _power(base: Any, exponent: Any) -> Any:
 
 def _real(name: str) -> Callable[..., Any]:
     """``math.name`` as numba.cuda has it: in float32 for float32, in float64 for integers; no domain errors."""
-    ufunc_name = {"pow": "power", "atan2": "arctan2", "fabs": "absolute", "gamma": "", "ldexp": ""}.get(name)
+    ufunc_name = {"pow": "power", "atan2": "arctan2", "fabs": "absolute", "gamma": "", "remainder": ""}.get(name)
     if ufunc_name is None:
         ufunc_name = "arc" + name[1:] if name in ("asin", "acos", "atan", "asinh", "acosh", "atanh") else name
     function = getattr(np, ufunc_name, None) if ufunc_name else None
@@ -347,8 +347,9 @@ def _ldexp(value: Any, exponent: int) -> Any:
 
 _REAL = (
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "copysign", "cos", "cosh", "degrees",
-    "erf", "erfc", "exp", "expm1", "fabs", "floor", "fmod", "gamma", "hypot", "isfinite", "isinf", "isnan",
-    "lgamma", "log", "log10", "log1p", "log2", "modf", "pow", "radians", "sin", "sinh", "sqrt", "tan", "tanh",
+    "erf", "erfc", "exp", "exp2", "expm1", "fabs", "floor", "fmod", "gamma", "hypot", "isfinite", "isinf", "isnan",
+    "lgamma", "log", "log10", "log1p", "log2", "modf", "nextafter",
+    "pow", "radians", "remainder", "sin", "sinh", "sqrt", "tan", "tanh",
     "trunc",
 )  # fmt: skip
 
@@ -357,7 +358,7 @@ STAND_INS: dict[Any, Any] = {getattr(math, name): _real(name) for name in _REAL}
 STAND_INS |= {
     getattr(np, name): _real(name)
     for name in _REAL
-    if isinstance(getattr(np, name, None), np.ufunc) and name not in ("gamma", "pow")
+    if isinstance(getattr(np, name, None), np.ufunc) and name not in ("gamma", "pow", "remainder")
 }
 STAND_INS |= {
     math.frexp: _frexp,

@@ -90,13 +90,18 @@ class Program:
 
     def function(self, source: Source, *, is_kernel: bool = False) -> ThreadFunction:
         """The rewritten form of a function."""
-        known = self._functions.get(source.function)
-        if known is None:
-            known = self._functions[source.function] = self._rewrite(source, is_kernel)
-        return known
+        function = source.function
+        if function not in self._functions:
+            # What a call of itself, met while it is being rewritten, will find.
+            later = ThreadFunction(lambda *args: self._functions[function].call(*args), self._stops(source))
+            self._functions[function] = later
+            self._functions[function] = ThreadFunction(self._rewrite(source, is_kernel), later.is_generator)
+        return self._functions[function]
 
-    def _rewrite(self, source: Source, is_kernel: bool) -> ThreadFunction:
-        is_generator = self.stop_at_lines or _meets_others(source, ())
+    def _stops(self, source: Source) -> bool:
+        return self.stop_at_lines or _meets_others(source, ())
+
+    def _rewrite(self, source: Source, is_kernel: bool) -> Callable[..., Any]:
         names: dict[str, Any] = dict(_HELPERS) | {"_program": self}
         tree = copy.deepcopy(source.tree)
         _Rewriter(self, source, names, is_kernel=is_kernel).rewrite(tree)
@@ -104,9 +109,9 @@ class Program:
         tree.args.defaults = []
         module = ast.fix_missing_locations(ast.Module([tree], []))
         exec(compile(module, source.file, "exec"), names)
-        function = names[source.name]
+        function: Any = names[source.name]
         function.__defaults__ = source.function.__defaults__
-        return ThreadFunction(function, is_generator)
+        return function  # type: ignore[no-any-return]
 
 
 def _meets_others(source: Source, callers: tuple[FunctionType, ...]) -> bool:
@@ -391,7 +396,7 @@ class _Rewriter(ast.NodeTransformer):
             if name == "syncwarp" and not args:
                 args = [ast.Constant(_FULL_MASK)]
             return _at(node, ast.Yield(ast.Tuple([ast.Constant(name), *args], ast.Load())))
-        if name in ("grid", "gridsize"):
+        if name in ("grid", "gridsize", "lanemask_lt"):
             return _at(node, ast.Call(ast.Attribute(ast.Name("_t", ast.Load()), name, ast.Load()), args, []))
         if name in INTRINSICS:
             self.program.uses_threadfence |= name in ("threadfence", "threadfence_system")

@@ -88,7 +88,7 @@ def global_past_the_end_guarded(x, out):
 def global_negative(x, out):
     i = cuda.grid(1)
     out[
-        i - 1  # a negative index is the memory in front of the array
+        i - 1  # numba would wrap -1 around to the last element
     ] = x[i]
 
 
