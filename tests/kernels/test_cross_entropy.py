@@ -1,0 +1,213 @@
+"""numstack.kernels.cross_entropy: every variant against float64, against PyTorch's gradients and ONNX's cases."""
+
+import numpy as np
+import pytest
+
+from numstack.errors import DTypeError, ShapeError
+from numstack.kernels import cross_entropy
+from tests.golden import OnnxCase, onnx_cases
+from tests.golden.torch_kernels import IGNORED, torch_case
+from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
+
+SHAPES = {
+    "one class": (2, 1),
+    "one class past a warp, one row past a block": (cross_entropy.BLOCK + 1, 33),
+    "a vocabulary of characters": (50, 84),
+    "a long row": (3, cross_entropy.LONG_ROW + 1),
+    "no row": (0, 8),
+}
+IGNORE = -100
+
+
+def inputs(R: int, V: int) -> tuple[np.ndarray, np.ndarray]:
+    """Logits and targets: the first and last class among them, and every fourth row ignored."""
+    rng = np.random.default_rng(R * 1000 + V)
+    logits = 3 * rng.standard_normal((R, V), dtype=np.float32)
+    targets = rng.integers(0, V, R).astype(np.int32)
+    targets[:2] = [0, V - 1][: min(R, 2)]
+    targets[3::4] = IGNORE
+    return logits, targets
+
+
+def forward(logits, targets, ignore_index=IGNORE, **options) -> tuple[np.ndarray, np.ndarray]:
+    loss, lse = (to_device(poisoned(len(targets))) for _ in range(2))
+    cross_entropy.forward(to_device(logits), to_device(targets), loss, lse, ignore_index=ignore_index, **options)
+    return to_host(loss), to_host(lse)
+
+
+def forward_backward(logits, targets, scale, ignore_index=IGNORE, dtype=np.float32, **options):
+    loss, dlogits = to_device(poisoned(len(targets))), to_device(poisoned(logits.shape, dtype))
+    cross_entropy.forward_backward(
+        to_device(logits), to_device(targets), loss, dlogits, device_scale(scale), ignore_index=ignore_index, **options
+    )
+    return to_host(loss), to_host(dlogits)
+
+
+def device_scale(scale: float):
+    return to_device(np.array([scale], np.float32))
+
+
+@pytest.mark.parametrize("variant", cross_entropy.FORWARD.names())
+def test_forward_at_every_shape(variant):
+    for what, shape in SHAPES.items():
+        logits, targets = inputs(*shape)
+        loss, lse = forward(logits, targets, variant=variant)
+        expected_loss, expected_lse = cross_entropy.reference(logits, targets, ignore_index=IGNORE)
+        assert_close(loss, expected_loss, atol=1e-5, what=f"loss of {what}")
+        assert_close(lse, expected_lse, what=f"lse of {what}")
+
+
+@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.names())
+def test_forward_backward_at_every_shape(variant):
+    for what, shape in SHAPES.items():
+        logits, targets = inputs(*shape)
+        loss, dlogits = forward_backward(logits, targets, 0.25, variant=variant)
+        expected = cross_entropy.reference_backward(logits, targets, 0.25, ignore_index=IGNORE)
+        assert_close(loss, cross_entropy.reference(logits, targets, ignore_index=IGNORE)[0], atol=1e-5, what=what)
+        assert_close(dlogits, expected, what=f"dlogits of {what}")
+
+
+def test_backward_from_lse():
+    for what, shape in SHAPES.items():
+        logits, targets = inputs(*shape)
+        _, lse = cross_entropy.reference(logits, targets, ignore_index=IGNORE)
+        dlogits = to_device(poisoned(shape))
+        cross_entropy.backward(
+            to_device(logits),
+            to_device(targets),
+            to_device(lse.astype(np.float32)),
+            dlogits,
+            device_scale(2),
+            ignore_index=IGNORE,
+        )
+        expected = cross_entropy.reference_backward(logits, targets, 2, ignore_index=IGNORE)
+        assert_close(to_host(dlogits), expected, atol=1e-5, what=what)
+
+
+@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.names())
+def test_gradient_in_place_of_the_logits(variant):
+    for shape in ((5, 40), (2, cross_entropy.LONG_ROW + 100)):
+        logits, targets = inputs(*shape)
+        array, loss = to_device(logits), to_device(poisoned(shape[0]))
+        cross_entropy.forward_backward(
+            array, to_device(targets), loss, array, device_scale(1), ignore_index=IGNORE, variant=variant
+        )
+        expected_loss, lse = cross_entropy.reference(logits, targets, ignore_index=IGNORE)
+        expected = cross_entropy.reference_backward(logits, targets, 1, ignore_index=IGNORE)
+        assert_close(to_host(loss), expected_loss, atol=1e-5)
+        assert_close(to_host(array), expected)
+
+    array = to_device(logits)
+    cross_entropy.backward(
+        array,
+        to_device(targets),
+        to_device(lse.astype(np.float32)),
+        array,
+        device_scale(1),
+        ignore_index=IGNORE,
+    )
+    assert_close(to_host(array), expected, atol=1e-5)
+
+
+def test_reference_backward_by_finite_differences():
+    logits, targets = inputs(5, 6)
+    logits = logits.astype(np.float64)
+    gradient = cross_entropy.reference_backward(logits, targets, 0.5, ignore_index=IGNORE)
+    for i in np.ndindex(logits.shape):
+        step = np.zeros_like(logits)
+        step[i] = 1e-6
+        up, down = (cross_entropy.reference(logits + s, targets, ignore_index=IGNORE)[0].sum() for s in (step, -step))
+        assert abs(0.5 * (up - down) / 2e-6 - gradient[i]) < 1e-8
+
+
+@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.names())
+def test_a_target_that_is_no_class_gives_nan_and_harms_no_other_row(variant):
+    logits, _ = inputs(4, 10)
+    targets = np.array([1, 10, -1, 2**31 - 1], np.int32)
+    for loss in (
+        forward(logits, targets, variant=variant)[0],
+        forward_backward(logits, targets, 1, variant=variant)[0],
+    ):
+        assert np.isfinite(loss[0]) and np.isnan(loss[1:]).all()
+    _, dlogits = forward_backward(logits, targets, 1, variant=variant)
+    assert np.isfinite(dlogits[0]).all() and np.isnan(dlogits[1:]).all()
+
+
+@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.names())
+def test_ignored_rows_are_zero_whatever_they_hold(variant):
+    logits = np.full((3, 40), np.nan, np.float32)
+    targets = np.full(3, -1, np.int32)
+    loss, lse = forward(logits, targets, -1, variant=variant)
+    assert not loss.any() and not lse.any()
+    loss, dlogits = forward_backward(logits, targets, 1, -1, variant=variant)
+    assert not loss.any() and not dlogits.any()
+
+
+@pytest.mark.parametrize("variant", cross_entropy.FORWARD.names())
+def test_large_logits_do_not_overflow(variant):
+    logits = np.full((2, 40), -3e38, np.float32)
+    logits[:, 7] = 3e38
+    loss, _ = forward(logits, np.array([7, 7], np.int32), variant=variant)
+    assert_close(loss, np.zeros(2))
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16)], ids=str)
+def test_sixteen_bits(dtype):
+    logits, targets = inputs(6, 84)
+    logits = logits.astype(dtype)
+    stored = np.uint16 if dtype == BFLOAT16 else dtype
+    loss, dlogits = forward_backward(logits, targets, 1, dtype=stored)
+    assert_close(loss, cross_entropy.reference(logits, targets, ignore_index=IGNORE)[0], atol=1e-5)
+    expected = cross_entropy.reference_backward(logits, targets, 1, ignore_index=IGNORE)
+    assert_close(dlogits.view(dtype), expected, dtype=str(dtype))
+
+
+def test_torch():
+    case = torch_case("cross_entropy")
+    n_targets = int((case["targets"] != IGNORED).sum())
+    loss, dlogits = forward_backward(case["logits"], case["targets"], 1 / n_targets, IGNORED)
+    assert_close(loss, case["loss"], atol=1e-5)
+    assert_close(dlogits, case["dlogits"])
+
+
+@pytest.mark.parametrize("case", onnx_cases("SoftmaxCrossEntropyLoss"), ids=lambda case: case.name)
+def test_onnx(case: OnnxCase):
+    """Classes are axis 1; log-probabilities, where there are any, are logits - lse."""
+    logits = np.moveaxis(case.inputs[0], 1, -1)
+    rows = np.ascontiguousarray(logits).reshape(-1, logits.shape[-1])
+    targets = case.inputs[1].astype(np.int32)
+    ignore_index = case.attributes.get("ignore_index", -1)
+    loss, lse = forward(rows, targets.reshape(-1), ignore_index)
+    kept = targets.reshape(-1) != ignore_index
+    reduced = {"none": loss.reshape(targets.shape), "sum": loss.sum(), "mean": loss.sum() / kept.sum()}
+    assert_close(reduced[case.attributes["reduction"]], case.outputs[0], rtol=1e-5, atol=1e-5)
+    if len(case.outputs) == 2:
+        log_probabilities = np.moveaxis(case.outputs[1], 1, -1).reshape(rows.shape)
+        assert_close((rows - lse[:, None])[kept], log_probabilities[kept], atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.names())
+def test_under_checks(under_checks, variant):
+    logits, targets = inputs(5, 35)
+    expected = cross_entropy.reference(logits, targets, ignore_index=IGNORE)[0]
+    loss, lse = forward(logits, targets, variant=variant)
+    assert_close(loss, expected, atol=1e-5)
+    loss, dlogits = forward_backward(logits, targets, 1, variant=variant)
+    assert_close(loss, expected, atol=1e-5)
+    backward = to_device(poisoned(logits.shape))
+    cross_entropy.backward(
+        to_device(logits), to_device(targets), to_device(lse), backward, device_scale(1), ignore_index=IGNORE
+    )
+    assert_close(to_host(backward), dlogits, atol=1e-5)
+
+
+def test_bad_arguments():
+    logits, targets = inputs(4, 8)
+    with pytest.raises(DTypeError, match="cross_entropy: targets_R has dtype int64; expected int32"):
+        forward(logits, targets.astype(np.int64))
+    with pytest.raises(ShapeError, match=r"cross_entropy: targets_R has shape \(3,\); expected \(4,\)"):
+        forward(logits, targets[:3])
+    with pytest.raises(ShapeError, match=r"cross_entropy: scale_1 has shape \(2,\); expected \(1,\)"):
+        cross_entropy.forward_backward(logits, targets, np.empty(4, np.float32), logits, np.empty(2, np.float32))
+    with pytest.raises(ShapeError, match="cross_entropy: logits_RV has 3 axes"):
+        forward(logits[None], targets)

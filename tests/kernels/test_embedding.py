@@ -1,0 +1,134 @@
+"""numstack.kernels.embedding: forward and both backward variants against float64."""
+
+import numpy as np
+import pytest
+
+from numstack.errors import DTypeError, ShapeError
+from numstack.kernels import embedding
+from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
+
+# B, T, V, C
+SHAPES = {
+    "one of everything": (1, 1, 1, 1),
+    "one channel past a warp": (3, 7, 5, 33),
+    "one token past a block, one channel past a block": (3, 43, 84, embedding.BLOCK + 1),
+    "more rows of the table than threads that scan it": (2, 9, embedding.SCANNERS + 1, 8),
+    "no token": (0, 4, 5, 8),
+}
+
+
+def inputs(B: int, T: int, V: int, C: int) -> tuple[np.ndarray, ...]:
+    """Tokens (skewed, as words are; the first and the last of the table among them), the tables, dout."""
+    rng = np.random.default_rng(B + 10 * T + 1000 * V + 100000 * C)
+    tokens = np.minimum(rng.exponential(V / 4, (B, T)), V - 1).astype(np.int32)
+    if tokens.size > 1:
+        tokens[0, 0], tokens[-1, -1] = 0, V - 1
+    return tokens, *(rng.standard_normal(shape, dtype=np.float32) for shape in ((V, C), (T, C), (B, T, C)))
+
+
+def forward(tokens, table, positions, dtype=np.float32) -> np.ndarray:
+    out = to_device(poisoned((*tokens.shape, table.shape[1]), dtype))
+    on_device = None if positions is None else to_device(positions)
+    embedding.forward(to_device(tokens), to_device(table), on_device, out)
+    return to_host(out)
+
+
+def backward(tokens, dout, dtable, dpositions, **options) -> tuple[np.ndarray, np.ndarray | None]:
+    """What the gradients hold after dout was added to them."""
+    table, positions = to_device(dtable), None if dpositions is None else to_device(dpositions)
+    workspace = to_device(poisoned(embedding.workspace_size(*tokens.shape, len(dtable)), np.int32))
+    embedding.backward(to_device(tokens), to_device(dout), table, positions, workspace, **options)
+    return to_host(table), None if positions is None else to_host(positions)
+
+
+def test_forward_at_every_shape():
+    for what, shape in SHAPES.items():
+        tokens, table, positions, _ = inputs(*shape)
+        for p in (positions, None):
+            assert_close(forward(tokens, table, p), embedding.reference(tokens, table, p), what=what)
+
+
+@pytest.mark.parametrize("variant", embedding.BACKWARD.names())
+def test_backward_adds_at_every_shape(variant):
+    for what, shape in SHAPES.items():
+        tokens, table, positions, dout = inputs(*shape)
+        expected = embedding.reference_backward(tokens, dout, len(table))
+        got = backward(tokens, dout, table, positions, variant=variant)
+        assert_close(got[0], table + expected[0], atol=1e-5, what=f"dtoken_table of {what}")
+        assert_close(got[1], positions + expected[1], atol=1e-5, what=f"dposition_table of {what}")
+        got = backward(tokens, dout, table, None, variant=variant)
+        assert_close(got[0], table + expected[0], atol=1e-5, what=f"dtoken_table alone of {what}")
+
+
+def test_reference_backward_is_the_transpose_of_forward():
+    """Forward is linear in the tables, so <dout, forward(tables)> = <backward(dout), tables>."""
+    tokens, table, positions, dout = inputs(3, 7, 5, 4)
+    dtable, dpositions = embedding.reference_backward(tokens, dout, len(table))
+    left = (embedding.reference(tokens, table, positions) * dout).sum()
+    assert abs(left - (dtable * table).sum() - (dpositions * positions).sum()) < 1e-12
+
+
+@pytest.mark.parametrize("variant", embedding.BACKWARD.names())
+def test_all_tokens_equal(variant):
+    """The largest group there can be."""
+    tokens = np.full((4, 50), 2, np.int32)
+    dout = np.random.default_rng(0).standard_normal((4, 50, 8), dtype=np.float32)
+    table, _ = backward(tokens, dout, np.zeros((3, 8), np.float32), None, variant=variant)
+    expected = np.zeros((3, 8))
+    expected[2] = dout.sum(axis=(0, 1), dtype=np.float64)
+    assert_close(table, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", embedding.BACKWARD.names())
+def test_tokens_outside_the_table_give_nan_and_no_gradient(variant):
+    tokens = np.array([[0, -1, 3, 2**31 - 1]], np.int32)
+    table = np.ones((3, 5), np.float32)
+    out = forward(tokens, table, None)
+    assert (out[0, 0] == 1).all() and np.isnan(out[0, 1:]).all()
+    got, _ = backward(tokens, np.ones((1, 4, 5), np.float32), table, None, variant=variant)
+    assert_close(got, np.array([2, 1, 1])[:, None] * np.ones((3, 5)))
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16)], ids=str)
+def test_sixteen_bits(dtype):
+    tokens, table, positions, dout = inputs(3, 7, 5, 33)
+    table, positions, dout = (a.astype(dtype) for a in (table, positions, dout))
+    stored = np.uint16 if dtype == BFLOAT16 else dtype
+    out = forward(tokens, table, positions, stored).view(dtype)
+    assert_close(out, embedding.reference(tokens, table, positions), dtype=str(dtype))
+    expected = embedding.reference_backward(tokens, dout, len(table))
+    got = backward(tokens, dout, np.zeros_like(table), np.zeros_like(positions))
+    for a, b in zip(got, expected, strict=True):
+        assert_close(a.view(dtype), b, dtype=str(dtype))
+    # Gradients in float32, as training keeps them, get the sums unrounded.
+    got = backward(tokens, dout, np.zeros(table.shape, np.float32), np.zeros(positions.shape, np.float32))
+    for a, b in zip(got, expected, strict=True):
+        assert_close(a, b, atol=1e-5)
+
+
+def test_equal_bits_on_every_run():
+    tokens, table, positions, dout = inputs(3, 43, 84, 40)
+    for a, b in zip(*(backward(tokens, dout, table, positions) for _ in range(2)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("variant", embedding.BACKWARD.names())
+def test_under_checks(under_checks, variant):
+    tokens, table, positions, dout = inputs(2, 9, 7, 35)
+    assert_close(forward(tokens, table, positions), embedding.reference(tokens, table, positions))
+    got = backward(tokens, dout, table, positions, variant=variant)
+    expected = embedding.reference_backward(tokens, dout, len(table))
+    assert_close(got[0], table + expected[0], atol=1e-5)
+    assert_close(got[1], positions + expected[1], atol=1e-5)
+
+
+def test_bad_arguments():
+    tokens, table, positions, dout = inputs(3, 7, 5, 4)
+    with pytest.raises(DTypeError, match="embedding: tokens_BT has dtype int64; expected int32"):
+        forward(tokens.astype(np.int64), table, positions)
+    with pytest.raises(ShapeError, match=r"embedding: position_table_TC has shape \(6, 4\); expected \(7, 4\)"):
+        forward(tokens, table, positions[:6])
+    with pytest.raises(ShapeError, match=r"embedding: dout_BTC has shape \(3, 7, 3\); expected \(3, 7, 4\)"):
+        backward(tokens, dout[:, :, :3].copy(), table, positions)
+    with pytest.raises(ShapeError, match=r"embedding: workspace has shape .* at least 47 elements"):
+        embedding.backward(tokens, dout, table, positions, np.empty(46, np.int32))
