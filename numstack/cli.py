@@ -10,6 +10,8 @@ from numstack.errors import NumstackError
 # Name: the module whose main(arguments) does it, and one line for --help.
 SUBCOMMANDS = {
     "train": ("numstack.launch", "start a training program on several ranks; Ctrl-C saves first"),
+    "doctor": ("numstack.doctor", "say whether this machine is fit to train, and what to do where it is not"),
+    "kernels": ("numstack.kernels.build", "compile every kernel for a GPU that is not here, and print its resources"),
     "data": ("numstack.data.command", "turn text into token files, and look into them"),
 }
 

@@ -33,7 +33,8 @@ def build(architecture: str, dtypes: Iterable[np.dtype] = STORAGE) -> list[offli
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns 1 if a kernel is not fit to be shipped."""
-    parser = argparse.ArgumentParser(prog="numstack kernels build", description=__doc__)
+    parser = argparse.ArgumentParser(prog="numstack kernels", description=__doc__)
+    parser.add_argument("action", choices=["build"])
     parser.add_argument(
         "--arch", action="append", metavar="SM", help="sm_80, sm_90a...; may be repeated (default: sm_80 and sm_90a)"
     )

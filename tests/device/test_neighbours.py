@@ -1,4 +1,4 @@
-"""GPU arrays to and from PyTorch, CuPy and numba: the same memory on both sides, and alive as long as either needs it."""
+"""GPU arrays to and from PyTorch, CuPy and numba: one memory on both sides, alive as long as either needs it."""
 
 from __future__ import annotations
 

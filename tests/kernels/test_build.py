@@ -88,5 +88,5 @@ def test_unknown_architectures_are_refused(name: str) -> None:
 def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numstack.kernels.build.STORAGE", (np.dtype(np.float32),))
     monkeypatch.setattr("numstack.kernels.catalogue.launches", lambda array, dtype: iter(()))
-    assert main(["--arch", "sm_80"]) == 0
+    assert main(["build", "--arch", "sm_80"]) == 0
     assert "sm_80: 0 kernels built, 0 at fault" in capsys.readouterr().out
