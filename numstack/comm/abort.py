@@ -22,6 +22,7 @@ def abort_on_error(world: World) -> None:
     An error that numstack raised on purpose is printed as one line, everything else with its traceback. The other ranks
     leave rank 0 a second to print and end the job, so that what all of them notice is said once. Standard
     output and error are flushed before MPI ends the other ranks. Call it first thing in a program; the exit code is 1.
+    ``sys.exit`` is no exception: a rank that leaves by it is missed by the others at their next collective.
 
     Parameters
     ----------

@@ -114,11 +114,11 @@ class GradientBuckets:
         """
         while self._n_sent < len(self._buckets):
             self._send(stream)
-        if self._last is not None:
-            (stream or self._communicator.device.default_stream).wait(self._last)
+        last, self._n_sent, self._last = self._last, 0, None
         for bucket in self._buckets:
             bucket.missing = set(bucket.members)
-        self._n_sent, self._last = 0, None
+        if last is not None:
+            (stream or self._communicator.device.default_stream).wait(last)
 
     def _send(self, stream: Stream | None) -> None:
         for piece in self._buckets[self._n_sent].pieces:

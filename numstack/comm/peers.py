@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_S = 300.0
 
 # A message's tag says what it is; messages of one tag between two ranks arrive in the order they were sent.
-TAG_HEADER, TAG_SENDER, TAG_RECEIVER, TAG_DATA, TAG_FAILURE = range(1, 6)
+TAG_HEADER, TAG_SENDER, TAG_RECEIVER, TAG_DATA, TAG_FAILURE, TAG_END = range(1, 7)
 
 # Waiting: so many polls at once (about 1 us each), then pauses that grow. MPI moves data only while it is polled.
 N_EAGER_POLLS = 30
@@ -91,6 +92,8 @@ class Peers:
             *(self.comm.Recv_init(self._theirs[rank], rank, TAG_HEADER) for rank in self._others),
             *(self.comm.Send_init(self._own, rank, TAG_HEADER) for rank in self._others),
         ]
+        self._ended: set[int] = set()
+        weakref.finalize(self, _say_end, self.comm, self._others)  # at the end of the program at the latest
 
     def agree(self, call: Header) -> None:
         """Wait until every rank has made the same call. Collective: all ranks must call.
@@ -105,7 +108,7 @@ class Peers:
         if self._others:
             self._own[:] = np.frombuffer(self._call.pack(), np.uint8)
             self._mpi.Prequest.Startall(self._header_requests)
-            self.wait(Pending(self._header_requests, self._others * 2), "not called it")
+            self._wait_for_headers(Pending(self._header_requests, self._others * 2))
             self._compare()
             self._hear_failure()
 
@@ -138,14 +141,20 @@ class Peers:
         self.record.reached("refused")
         raise CommError(f"{problem} ({self.record.dump(problem)})")
 
-    def wait(self, pending: Pending, complaint: str = "stopped moving data") -> None:
-        """Wait for messages of the present call.
+    def wait(self, pending: Pending) -> None:
+        """Wait for data of the present call.
 
         Raises
         ------
         CommError
-            After the time-out, naming the peers that have ``complaint``; at once if another rank has given up.
+            After the time-out, naming the ranks that have stopped; at once if another rank has given up.
         """
+        self._wait(pending, "stopped moving data", lambda: None)
+
+    def _wait_for_headers(self, pending: Pending) -> None:
+        self._wait(pending, "not made the matching call", lambda: self._hear_end(pending))
+
+    def _wait(self, pending: Pending, complaint: str, listen: Callable[[], None]) -> None:
         test = self._mpi.Request.Testall
         for _ in range(N_EAGER_POLLS):
             if test(pending.requests):
@@ -157,13 +166,25 @@ class Peers:
             pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
             if pause_s == LONGEST_PAUSE_S:
                 self._hear_failure()
+                listen()
             if time.monotonic() > deadline:
-                missing = sorted({peer for request, peer in zip(*pending, strict=True) if not request.Test()})
-                have = "have" if len(missing) > 1 else "has"
+                missing = _unfinished(pending)
                 raise self.fail(
-                    f"rank {self.rank} waited {self._timeout_s:g} s, but {name_ranks(missing)} {have} "
-                    f"{complaint}; look there for an error, or raise NUMSTACK_COMM_TIMEOUT_S"
+                    f"rank {self.rank} waited {self._timeout_s:g} s, but {name_ranks(missing)} "
+                    f"{'have' if len(missing) > 1 else 'has'} {complaint}; look there for an error, or raise "
+                    "NUMSTACK_COMM_TIMEOUT_S"
                 )
+
+    def _hear_end(self, pending: Pending) -> None:
+        """Raise CommError if a rank whose header is awaited has ended its program: it will never call."""
+        status = self._mpi.Status()
+        while self.comm.Iprobe(self._mpi.ANY_SOURCE, TAG_END, status):
+            self.comm.Recv(bytearray(), status.Get_source(), TAG_END)
+            self._ended.add(status.Get_source())
+        # A header sent before the end has arrived before it: messages between two ranks keep their order.
+        gone = sorted(self._ended.intersection(_unfinished(pending))) if self._ended else []
+        if gone:
+            raise self.fail(f"{name_ranks(gone)} ended without making the matching call; look there for an error")
 
     def fail(self, problem: str) -> CommError:
         """Give up on the present call: tell the other ranks, refuse all further calls, return the error to raise."""
@@ -213,7 +234,7 @@ class Peers:
             requests.append(self.comm.Irecv(answer, message.peer, tags[1]))
             requests.append(self.comm.Isend(np.frombuffer(header.pack(), np.uint8), message.peer, tags[0]))
         peers = [message.peer for message in messages for _ in range(2)]
-        self.wait(Pending(requests, peers), "not made the matching call")
+        self._wait_for_headers(Pending(requests, peers))
         for message, header, answer in zip(messages, own, theirs, strict=True):
             self._compare_ends(message.peer, header, Header.unpack(answer.tobytes()))
 
@@ -230,6 +251,15 @@ class Peers:
         by_rank = sorted([(self.rank, own), (peer, theirs)])
         sayings = ", but ".join(f"rank {rank} called {header} as #{header.sequence}" for rank, header in by_rank)
         raise self.fail(f"{sayings}; both ends of a message must have the same size and dtype")
+
+
+def _unfinished(pending: Pending) -> list[int]:
+    return sorted({peer for request, peer in zip(*pending, strict=True) if not request.Test()})
+
+
+def _say_end(comm: MPI.Intracomm, others: Sequence[int]) -> None:
+    for rank in others:
+        comm.Isend(bytearray(), rank, TAG_END)  # empty: gone at once
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:

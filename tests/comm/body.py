@@ -473,7 +473,7 @@ def a_rank_that_never_calls_is_named(world: World, communicator: Communicator) -
     message = error_of(own.allreduce(array), own)
     assert time.monotonic() - began < 2
     assert "#1 allreduce(sum) of float32[6] (24 bytes)" in message, message
-    assert f"rank {last} has not called it" in message, message
+    assert f"rank {last} has not made the matching call" in message, message
     assert ("gave up" in message) or world.rank != last, message
     path = message.rpartition("last calls in ")[2].rstrip(")")
     with open(path) as file:
@@ -571,6 +571,23 @@ def buckets_send_parameters_that_this_rank_did_not_use(world: World, communicato
     else:
         buckets.ready(0)
         buckets.ready(2)
+    buckets.finish()
+    current_device().default_stream.synchronize()
+    assert (read() == np.float32((world.size - 1) / 2)).all()
+
+
+@check
+def buckets_do_not_hold_up_backward(world: World, communicator: Communicator) -> None:
+    buffer, read = device_array(np.full(1000, world.rank, np.float32))
+    buckets = comm.GradientBuckets(buffer, [(500, 1000), (0, 500)], communicator, bucket_bytes=1)
+    assert world.mpi is not None
+    world.mpi.Barrier()
+    began = time.monotonic()
+    if world.rank == world.size - 1 > 0:
+        time.sleep(0.5)  # a rank that is slow to come
+    else:
+        buckets.ready(0)
+        assert time.monotonic() - began < 0.4  # ready() did not wait for it
     buckets.finish()
     current_device().default_stream.synchronize()
     assert (read() == np.float32((world.size - 1) / 2)).all()

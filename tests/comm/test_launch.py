@@ -102,6 +102,8 @@ DIES = """
     if world.rank == 1 and sys.argv[1] == "thread":
         threading.Thread(target=fail).start()
         time.sleep(60)
+    if world.rank == 1 and sys.argv[1] == "exit":
+        sys.exit(3)
     if world.rank == 1:
         fail()
     ranks.allreduce(np.zeros(1000, np.float32)).synchronize()
@@ -125,6 +127,15 @@ def test_an_error_on_purpose_is_one_line(tmp_path: Path) -> None:
     assert finished.seconds < 10
     assert "error on rank 1 of 2: corpus.bin is empty; give another file\n" in finished.output
     assert "Traceback" not in finished.output
+
+
+def test_a_rank_that_ends_early_ends_all(tmp_path: Path) -> None:
+    finished = mpirun(2, write(tmp_path / "dies.py", DIES), "exit", env={"PYTHONPATH": str(ROOT)}, timeout_s=30)
+    assert finished.returncode != 0
+    assert finished.seconds < 10
+    assert (
+        "error on rank 0 of 2: #1 allreduce(sum) of float32[1000] (4000 bytes): rank 1 ended without" in finished.output
+    )
 
 
 def test_mpirun_ends_a_launch_that_hangs(tmp_path: Path) -> None:

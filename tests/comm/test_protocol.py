@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,6 +89,32 @@ def test_what_a_group_holds(alone: Communicator) -> None:
         with pytest.raises(CommError, match="groups do not nest"), alone.group():
             pass
     alone.allreduce(array).synchronize()
+
+
+class OnCard:
+    """An array that is not host memory, as far as a communicator can tell."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.values, name)
+
+
+def test_arrays_of_a_gpu_go_through_pinned_memory(alone: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies, synchronized = [], []
+
+    def copy(dst: Any, src: Any, stream: Any) -> None:
+        copies.append((type(src), type(dst), stream))
+        np.copyto(getattr(dst, "values", dst), getattr(src, "values", src))
+
+    stream: Any = SimpleNamespace(synchronize=lambda: synchronized.append(len(copies)))
+    monkeypatch.setattr(alone.device, "copy", copy)
+    send, recv = OnCard(np.arange(5, dtype=np.float32)), OnCard(poisoned(5))
+    alone._allgather(send, recv, stream)  # type: ignore[arg-type]
+    assert recv.values.tolist() == [0, 1, 2, 3, 4]
+    assert copies == [(OnCard, np.ndarray, stream), (np.ndarray, OnCard, stream)]
+    assert synchronized == [1, 2]  # before the data are read, and before the pinned memory goes away
 
 
 @pytest.mark.parametrize("value", ["0", "-3", "soon", "nan"])
