@@ -99,7 +99,7 @@ class Cases:
         rtol: float = 0,
         ways: tuple[str, ...] = tuple(WAYS),
     ) -> Callable[[Kernel], Kernel]:
-        """Add a launch of the decorated kernel; ``expected`` is a value, or a tuple of one for each leading argument."""
+        """Add a launch of the decorated kernel; ``expected``: what it leaves, for several arguments in a tuple."""
 
         def register(kernel: Kernel) -> Kernel:
             outcome = expected if isinstance(expected, tuple) else (expected,)
