@@ -23,7 +23,8 @@ BLOCK = 128
 def reference_mask(n: int, *, p: float, seed: int, offset: int) -> np.ndarray:
     """Which of n elements are kept: bool, shape (n,)."""
     counters = np.uint64(offset) + np.arange(ceil_div(n, 4), dtype=np.uint64)
-    return reference_words(counters, seed).reshape(-1)[:n] >= _threshold(p)
+    keep: np.ndarray = reference_words(counters, seed).reshape(-1)[:n] >= _threshold(p)
+    return keep
 
 
 def reference(x: np.ndarray, *, p: float, seed: int, offset: int) -> np.ndarray:

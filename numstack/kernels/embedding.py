@@ -52,7 +52,7 @@ ADDERS = 8  # warps that share the rows of a group
 
 def reference(tokens_BT: np.ndarray, token_table_VC: np.ndarray, position_table_TC: np.ndarray | None) -> np.ndarray:
     """out_BTC in float64."""
-    out = np.asarray(token_table_VC, np.float64)[tokens_BT]
+    out: np.ndarray = np.asarray(token_table_VC, np.float64)[tokens_BT]
     return out if position_table_TC is None else out + np.asarray(position_table_TC, np.float64)
 
 

@@ -33,14 +33,16 @@ ROWS = 4  # rows of a block where a warp takes a row
 def reference(x_RC: np.ndarray) -> np.ndarray:
     """y_RC in float64."""
     x = np.asarray(x_RC, np.float64)
-    e = np.exp(x - x.max(axis=1, keepdims=True))
-    return e / e.sum(axis=1, keepdims=True)
+    e: np.ndarray = np.exp(x - x.max(axis=1, keepdims=True))
+    e /= e.sum(axis=1, keepdims=True)
+    return e
 
 
 def reference_backward(dy_RC: np.ndarray, y_RC: np.ndarray) -> np.ndarray:
     """dx_RC in float64."""
     dy, y = np.asarray(dy_RC, np.float64), np.asarray(y_RC, np.float64)
-    return y * (dy - (dy * y).sum(axis=1, keepdims=True))
+    dx: np.ndarray = y * (dy - (dy * y).sum(axis=1, keepdims=True))
+    return dx
 
 
 # --- kernels ---------------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def _make_forward(D: int, TILE: int) -> Kernel:
     OWN = TILE // WARPS
     SLICE = D // WARPS
 
-    @kernel(name="attention.forward_online_tiles")
+    @kernel(name=f"attention.forward online_tiles D{D}")
     def _forward(q_BHTD, k_BHTD, v_BHTD, out_BHTD, lse_BHT, scale, causal):
         """Grid (tiles of 32 queries, heads, batch)."""
         q_DR = cuda.shared.array((D, ROWS), float32)
@@ -155,7 +155,7 @@ def _make_dq(D: int, TILE: int) -> Kernel:
     OWN = TILE // WARPS
     SLICE = D // WARPS
 
-    @kernel(name="attention.dq_online_tiles")
+    @kernel(name=f"attention.dq online_tiles D{D}")
     def _dq(q_BHTD, k_BHTD, v_BHTD, out_BHTD, dout_BHTD, lse_BHT, dq_BHTD, delta_BHT, scale, causal):
         """Grid (tiles of 32 queries, heads, batch); makes delta as well."""
         q_DR = cuda.shared.array((D, ROWS), float32)
@@ -238,7 +238,7 @@ def _make_dkv(D: int, TILE: int) -> Kernel:
     OWN = TILE // WARPS
     SLICE = D // WARPS
 
-    @kernel(name="attention.dkv_online_tiles")
+    @kernel(name=f"attention.dkv online_tiles D{D}")
     def _dkv(q_BHTD, k_BHTD, v_BHTD, dout_BHTD, lse_BHT, dk_BHTD, dv_BHTD, delta_BHT, scale, causal):
         """Grid (tiles of 32 keys, heads, batch)."""
         k_DR = cuda.shared.array((D, ROWS), float32)

@@ -23,7 +23,7 @@ def _dot(a_BHTD, b_BHTD, batch, head, i, j):
     return total
 
 
-@kernel(name="attention.forward_three_pass")
+@kernel(name="attention.forward three_pass")
 def _forward(q_BHTD, k_BHTD, v_BHTD, out_BHTD, lse_BHT, scale, causal):
     """Grid (queries, heads, batch)."""
     warps = cuda.shared.array(WARP, float32)
@@ -62,7 +62,7 @@ def _forward(q_BHTD, k_BHTD, v_BHTD, out_BHTD, lse_BHT, scale, causal):
         lse_BHT[batch, head, query] = largest + math.log(total)
 
 
-@kernel(name="attention.dq_three_pass")
+@kernel(name="attention.dq three_pass")
 def _dq(q_BHTD, k_BHTD, v_BHTD, out_BHTD, dout_BHTD, lse_BHT, dq_BHTD, delta_BHT, scale, causal):
     """Grid (queries, heads, batch); makes delta as well."""
     warps = cuda.shared.array(WARP, float32)
@@ -97,7 +97,7 @@ def _dq(q_BHTD, k_BHTD, v_BHTD, out_BHTD, dout_BHTD, lse_BHT, dq_BHTD, delta_BHT
         delta_BHT[batch, head, query] = delta
 
 
-@kernel(name="attention.dkv_three_pass")
+@kernel(name="attention.dkv three_pass")
 def _dkv(q_BHTD, k_BHTD, v_BHTD, dout_BHTD, lse_BHT, dk_BHTD, dv_BHTD, delta_BHT, scale, causal):
     """Grid (keys, heads, batch)."""
     p_I = cuda.shared.array(BLOCK, float32)
