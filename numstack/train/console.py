@@ -57,7 +57,7 @@ class ProgressReport:
     def say(self, line: str) -> None:
         """Print a line; on a terminal it stands above the bar."""
         if self._bar is not None:
-            self._bar.console.print(line, markup=False)
+            self._bar.console.print(line, markup=False, soft_wrap=True)
         else:
             print(line, file=self._stream, flush=True)
 
