@@ -20,7 +20,7 @@ def test_every_benchmark_is_listed_with_what_it_measures(capsys: pytest.CaptureF
 
 
 def test_unknown_names_are_refused_before_anything_runs() -> None:
-    with pytest.raises(ConfigError, match="there is no benchmark nonsense; there are .*gemm"):
+    with pytest.raises(ConfigError, match=r"there is no benchmark nonsense; there are .*gemm"):
         bench.main(["gemm", "nonsense"])
 
 
