@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -23,7 +24,12 @@ GRACE_S = 10
 
 
 def launch(*arguments: str, n: int = 2) -> Finished:
-    return mpirun(n, *arguments, timeout_s=PATIENCE_S, env={"PYTHONPATH": "/tmp/patch:" + str(ROOT)})
+    return mpirun(
+        n,
+        *arguments,
+        timeout_s=PATIENCE_S,
+        env={"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+    )
 
 
 def complaint(result: Finished) -> str:
