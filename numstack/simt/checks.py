@@ -61,8 +61,7 @@ class KernelFault(KernelError):
         block: tuple[int, ...],
         threads: tuple[tuple[int, ...], ...],
     ) -> None:
-        who = " and ".join(f"thread {thread}" for thread in threads[:1])
-        super().__init__(f"{kernel}: {kind}: {text}\n  {site}, block {block}, {who}\n    {site.source}")
+        super().__init__(f"{kernel}: {kind}: {text}\n  {site}, block {block}, thread {threads[0]}\n    {site.source}")
         self.kind = kind
         self.kernel = kernel
         self.file, self.line = site

@@ -8,6 +8,9 @@ NumPy's rules are not numba's: numba widens every integer operation to 64 bits, 
 - NumPy scalars for the rest (float16, float32, int8, int16 and the unsigned integers);
 - `Undefined`, what a GPU would leave to chance, for example a shuffle from a lane that takes no part. It passes
   through arithmetic, and becomes an error where it would decide something: a branch, an index, a store.
+
+A variable has the type of what it was last given. numba gives it one type for all its assignments, so a kernel that
+assigns float32 here and float64 there computes in float64 everywhere; in Python only where the float64 has arrived.
 """
 
 import builtins
@@ -19,6 +22,8 @@ from typing import Any
 import numpy as np
 from numba import types
 from numba.np.numpy_support import as_dtype
+
+from numstack.simt.checks import Fault
 
 BITS_64 = (1 << 64) - 1
 TOP_BIT = 1 << 63
@@ -39,10 +44,10 @@ class Undefined:
         self.why = why
 
     def __bool__(self) -> bool:
-        raise ValueError(f"a branch depends on {self.why}, which is undefined")
+        raise Fault("undefined", f"a branch depends on {self.why}; its value is undefined")
 
     def __index__(self) -> int:
-        raise ValueError(f"an index or a trip count depends on {self.why}, which is undefined")
+        raise Fault("undefined", f"an index or a trip count depends on {self.why}; its value is undefined")
 
 
 class Cast:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from numstack.simt.arrays import Array
-from numstack.simt.interpret import Dim, Launch, Thread
+from numstack.simt.block import Dim, Thread
+from numstack.simt.interpret import Launch
 
 
 @dataclass(frozen=True)

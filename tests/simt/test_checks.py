@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numba import cuda, float32, int32
 
+from numstack.errors import KernelError
 from numstack.simt.checks import KernelFault
 from numstack.simt.interpret import interpret
 from tests.simt.support import dim
@@ -472,6 +473,20 @@ def stores_what_is_defined(x, out):
         out[cuda.grid(1)] = value
 
 
+@planted("undefined", at(4), "a branch depends on what .* lane 3", n_threads=16)
+def branches_on_a_shuffle_from_nowhere(x, out):
+    value = cuda.shfl_up_sync(0xFFF0, cuda.threadIdx.x, 1) if cuda.threadIdx.x >= 4 else 0
+    if value > 3:  # here
+        out[cuda.grid(1)] = value
+
+
+@clean
+def branches_on_what_is_defined(x, out):
+    value = cuda.shfl_up_sync(0xFFF0, cuda.threadIdx.x, 1) if cuda.threadIdx.x >= 4 else 0
+    if cuda.threadIdx.x > 4 and value > 3:
+        out[cuda.grid(1)] = value
+
+
 @planted("undefined", at(3), "by zero")
 def divides_an_integer_by_zero(x, out):
     out[cuda.grid(1)] = 7 // (cuda.threadIdx.x - 3)  # here
@@ -542,6 +557,11 @@ def test_a_non_finite_input_is_the_callers_doing():
 
     interpret(scaled, (1, 1, 1), (1, 1, 1), (out, np.float32(np.inf)))
     assert out[0] == np.inf
+
+
+def test_the_number_of_arguments_is_checked():
+    with pytest.raises(KernelError, match=r"barrier: 1 arguments for the parameters \(x, out\)"):
+        interpret(barrier, (1, 1, 1), (N, 1, 1), (np.zeros(N, np.float32),))
 
 
 def test_threads_are_named_in_three_dimensions():
