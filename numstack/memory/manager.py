@@ -192,6 +192,7 @@ class MemoryManager:
             if block.pool.scope is pool.scope:
                 for event in events:
                     block.pool.stream.wait(event)
+                block.pool.stamp(block)
                 self._put_after_wait(block)
             else:
                 self._waiting.append((block, events))
@@ -209,6 +210,7 @@ class MemoryManager:
             pool = block.pool
             pool.scope.live -= block.nbytes
             self._live -= block.nbytes
+            pool.stamp(block)
             if block.users is None:
                 pool.put(block)
             else:

@@ -55,10 +55,13 @@ class Pool:
         self._idle_stamp = 0
         self._fence: tuple[Event, int] | None = None
 
-    def put(self, block: Block) -> None:
-        """Take in a block that nothing refers to any more, for the stream of this pool to use again."""
+    def stamp(self, block: Block) -> None:
+        """Note that the last use of a block by this pool's stream is before now."""
         self._n_freed += 1
         block.stamp = self._n_freed
+
+    def put(self, block: Block) -> None:
+        """Take in a stamped block, for the stream of this pool to use again."""
         block.state = State.RECENT
         same_size = self.recent.get(block.nbytes)
         if same_size is None:
@@ -139,6 +142,7 @@ class Pool:
         self.stream.wait(other.stream.record())
         for block in other.free.take_all():
             block.pool = self
+            self.stamp(block)
             self.put(block)
 
 
