@@ -27,7 +27,7 @@ def save_loss(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         if points:
             axes.plot(*zip(*points, strict=True), label=key.replace("_", " "), **style)
     axes.set_xlabel("step")
-    axes.set_ylabel("loss")
+    axes.set_ylabel("loss, nats per token")
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend()
