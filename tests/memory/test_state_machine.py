@@ -104,15 +104,12 @@ class MemoryMachine(RuleBasedStateMachine):
             return
         address = self.device.address(array)
         assert address % BLOCK_NBYTES == 0
-        assert any(
-            r.address <= address and address + rounded <= r.address + r.nbytes for r in self.device.granted.values()
-        )
+        end = address + rounded
+        assert any(r.address <= address and end <= r.address + r.nbytes for r in self.device.granted.values())
         for other in self.held.values():
-            assert address + rounded <= other.address or other.address + other.rounded <= address, (
-                "two live blocks overlap"
-            )
-        for first, end, user, work in self.used:
-            if first < address + rounded and address < end:
+            assert end <= other.address or other.address + other.rounded <= address, "two live blocks overlap"
+        for used_first, used_end, user, work in self.used:
+            if used_first < end and address < used_end:
                 assert stream.comes_after(user, work), f"handed to {stream} while {user} may still use it"
         self.count += 1
         self.held[self.count] = Held(self.count, address, nbytes, rounded, scope, stream, [array])

@@ -194,9 +194,7 @@ def test_recorded_use_on_its_own_stream_is_nothing(manager, device):
 
 def test_recorded_use_of_foreign_memory(manager, device, other):
     foreign = make(MemoryManager(device), device, 512)  # type: ignore[arg-type]
-    with pytest.raises(
-        ConfigError, match=r"record_use: the array at 0x[0-9a-f]+ is not of numstack.memory; pass one made"
-    ):
+    with pytest.raises(ConfigError, match=r"record_use: the array at 0x[0-9a-f]+ is not of numstack.memory"):
         manager.record_use(foreign, other)
 
 
