@@ -11,7 +11,6 @@ import sys
 import types
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 # How many works back an asynchronous fault is traced.
 N_REMEMBERED = 16
-PACKAGE = str(Path(__file__).resolve().parents[2])
 _ATTRIBUTE = driver.CUdevice_attribute
 
 
@@ -86,9 +84,9 @@ class CudaDevice(Device):
 
     def remember(self, work: Work) -> None:
         """Keep what is needed to say, when a fault surfaces later, which works were the last and where from."""
-        frame = sys._getframe(3)  # past this, execute and submit
-        while frame.f_code.co_filename.startswith(PACKAGE) and frame.f_back is not None:
-            frame = frame.f_back
+        # Past this, execute, submit, and the launch or copy: whoever asked for it. A walk further up would cost more
+        # than the launch itself; NUMSTACK_SYNC=1 gives a whole traceback.
+        frame = sys._getframe(4)
         # Neither the work nor the frame is kept, since either would keep arrays alive.
         self._recent.append((work.name, work.grid, work.block, frame.f_code, frame.f_lasti))
         if self._synchronous:

@@ -6,6 +6,7 @@ import ctypes
 import struct
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
@@ -17,7 +18,10 @@ from numstack.device.cuda.driver import DriverError, call
 from numstack.device.cuda.resources import Resources
 
 if TYPE_CHECKING:
-    from numstack.device.kernel import Kernel
+    from numstack.device.cuda.streams import CudaStream
+    from numstack.device.kernel import Dim, Kernel
+
+_cu_launch_kernel = driver.cuLaunchKernel
 
 # Values of CU_LAUNCH_PARAM_* in cuda.h: the arguments come as one buffer instead of a pointer each.
 PARAM_END, PARAM_BUFFER_POINTER, PARAM_BUFFER_SIZE = 0, 1, 2
@@ -52,28 +56,26 @@ class CompiledKernel:
         )
         self._extra_address = ctypes.addressof(self._extra)
 
-    def bind(
-        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, values: list[Any]
-    ) -> Callable[[Any], None]:
+    def bind(self, grid: Dim, block: Dim, shared_bytes: int, values: list[Any]) -> Callable[[Any], None]:
         """What enqueues this launch on a stream, now or again later; ``values`` holds each argument, arrays packed."""
         if shared_bytes > self._shared_bytes:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             call(driver.cuFuncSetAttribute, self._function, attribute, shared_bytes)
             self._shared_bytes = shared_bytes
-        launch, function, extra = driver.cuLaunchKernel, self._function, self._extra_address
-        buffer, lock = self._buffer, self._lock
         for index, pack in self._scalars:
             values[index] = pack(values[index])
-        arguments = b"".join(values)
+        return partial(self._launch, b"".join(values), grid, block, shared_bytes)
 
-        def run(stream: Any) -> None:
-            with lock:
-                buffer.raw = arguments
-                result = launch(function, *grid, *block, shared_bytes, stream.driver_handle, 0, extra)[0]
-            if result:
-                raise DriverError("cuLaunchKernel", result.name)
-
-        return run
+    def _launch(self, arguments: bytes, grid: Dim, block: Dim, shared_bytes: int, stream: CudaStream) -> None:
+        x, y, z = grid
+        u, v, w = block
+        with self._lock:
+            self._buffer.raw = arguments
+            result = _cu_launch_kernel(
+                self._function, x, y, z, u, v, w, shared_bytes, stream.driver_handle, 0, self._extra_address
+            )[0]
+        if result:
+            raise DriverError("cuLaunchKernel", result.name)
 
 
 def load(kernel: Kernel, arg_types: tuple[types.Type, ...], threads: int, architecture: Architecture) -> CompiledKernel:

@@ -45,6 +45,8 @@ class CudaEvent(Event):
 class CudaStream(Stream):
     """A stream of the driver; ``handle`` is its CUstream as an int, for libraries that take one."""
 
+    device: CudaDevice
+
     def __init__(self, device: CudaDevice, handle: int) -> None:
         self.device = device
         self.handle = handle
@@ -52,16 +54,14 @@ class CudaStream(Stream):
         self.driver_handle = driver.CUstream(handle) if handle else None
 
     def execute(self, work: Work) -> None:
-        device = self.device
-        assert device.kind == "cuda"
         try:
             work.run(self)
         except DriverError as error:
-            raise device.explain(error) from None  # type: ignore[attr-defined]
-        device.remember(work)  # type: ignore[attr-defined]
+            raise self.device.explain(error) from None
+        self.device.remember(work)
 
     def record(self) -> CudaEvent:
-        event = CudaEvent(self.device)  # type: ignore[arg-type]
+        event = CudaEvent(self.device)
         call(driver.cuEventRecord, event.handle, self.handle)
         return event
 
@@ -70,7 +70,7 @@ class CudaStream(Stream):
         call(driver.cuStreamWaitEvent, self.handle, event.handle, 0)
 
     def synchronize(self) -> None:
-        self.device.check(driver.cuStreamSynchronize(self.handle)[0], "cuStreamSynchronize")  # type: ignore[attr-defined]
+        self.device.check(driver.cuStreamSynchronize(self.handle)[0], "cuStreamSynchronize")
 
     def __repr__(self) -> str:
         return f"CUDA stream {self.handle:#x}"
