@@ -206,12 +206,15 @@ class CudaDevice(Device):
             if kind is CudaArray:
                 key.append(arg.type_key)
                 values.append(arg._packed or arg.packed)
-            elif kind is float or isinstance(arg, (bool, np.generic)):
+            elif kind is float:
                 key.append(kind)
                 values.append(arg)
             elif kind is int:
                 if not -(2**31) <= arg < 2**31:
                     raise does_not_fit(kernel, len(key) - 2, arg)
+                key.append(kind)
+                values.append(arg)
+            elif isinstance(arg, (bool, np.generic)):
                 key.append(kind)
                 values.append(arg)
             else:

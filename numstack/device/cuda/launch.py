@@ -72,7 +72,7 @@ class CompiledKernel:
         with self._lock:
             self._buffer.raw = arguments
             result = _cu_launch_kernel(
-                self._function, x, y, z, u, v, w, shared_bytes, stream.driver_handle, 0, self._extra_address
+                self._function, x, y, z, u, v, w, shared_bytes, stream.driver_handle, None, self._extra_address
             )[0]
         if result:
             raise DriverError("cuLaunchKernel", result.name)
