@@ -4,12 +4,14 @@ bfloat16 has no array type in ``numba.cuda``, so its arrays are stored as their 
 element by element (``numstack.device.widen`` and ``narrow``). A ``uint16`` array handed to a kernel means bfloat16.
 """
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 
 float32 = np.dtype(np.float32)
 float16 = np.dtype(np.float16)
-bfloat16 = np.dtype(ml_dtypes.bfloat16)
+bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 int32 = np.dtype(np.int32)
 
 FLOATING = (float32, bfloat16, float16)

@@ -73,7 +73,17 @@ def _code(path: Path) -> str:
             and isinstance(body[0].value, ast.Constant)
         ):
             body.pop(0)  # a docstring
-    return ast.dump(tree)
+    return _structure(tree)
+
+
+def _structure(node: Any) -> str:
+    """As ``ast.dump``, but the same in every version of Python: what is empty is left out."""
+    if isinstance(node, ast.AST):
+        fields = [f"{name}={_structure(value)}" for name, value in ast.iter_fields(node) if value not in (None, [])]
+        return f"{type(node).__name__}({', '.join(fields)})"
+    if isinstance(node, list):
+        return f"[{', '.join(map(_structure, node))}]"
+    return repr(node)
 
 
 def changed() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -109,7 +110,7 @@ class Stream(ABC):
 
     @abstractmethod
     def record(self) -> Event:
-        """Mark the present end of the stream."""
+        """Mark the present end of the stream. Never blocks; any thread may call it."""
 
     @abstractmethod
     def wait(self, event: Event) -> None:
@@ -132,14 +133,19 @@ class Device(ABC):
     def __init__(self) -> None:
         self.observers: list[Observer] = []
         self._state: dict[Callable[[Device], Any], Any] = {}
+        self._state_lock = threading.RLock()  # reentrant: one factory may ask for another's state
 
     # what upper rooms keep for a device
 
     def state(self, factory: Callable[[Device], StateT]) -> StateT:
         """The one ``factory(device)`` of this device, made at the first call."""
-        if factory not in self._state:
-            self._state[factory] = factory(self)
-        return self._state[factory]  # type: ignore[no-any-return]
+        found = self._state.get(factory)
+        if found is None:
+            with self._state_lock:
+                found = self._state.get(factory)
+                if found is None:
+                    found = self._state[factory] = factory(self)
+        return found  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def observe(self, observer: Observer) -> Iterator[Observer]:

@@ -37,9 +37,13 @@ PIECES_PER_THREAD = 4
 
 
 class CpuEvent(Event):
-    """Done once the worker thread has come by; carries the time at which it did, and what failed before it."""
+    """Done once the worker thread has come by; carries the time at which it did, and what failed before it.
 
-    def __init__(self) -> None:
+    ``after``: events of other streams that must be done as well.
+    """
+
+    def __init__(self, after: tuple[Event, ...] = ()) -> None:
+        self._after = after
         self._reached = threading.Event()
         self._time_s = 0.0
         self._error: BaseException | None = None
@@ -51,9 +55,11 @@ class CpuEvent(Event):
         self._reached.set()
 
     def done(self) -> bool:
-        return self._reached.is_set()
+        return self._reached.is_set() and all(event.done() for event in self._after)
 
     def synchronize(self) -> None:
+        for event in self._after:
+            event.synchronize()
         self._reached.wait()
         if self._error is not None:
             raise self._error
@@ -82,8 +88,7 @@ class InlineStream(Stream):
         work.run(self)
 
     def record(self) -> Event:
-        self._settle()
-        event = CpuEvent()
+        event = CpuEvent(after=tuple(self._awaited))
         event.reach()
         return event
 
@@ -194,6 +199,8 @@ class _Memory:
     """What an array over device memory is a view of: NumPy keeps it, and so the owner, as the array's base."""
 
     __slots__ = ("__array_interface__", "owner")
+    __array_interface__: dict[str, Any]
+    owner: object
 
 
 class CpuDevice(Device):

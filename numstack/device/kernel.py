@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 from numstack import simt
 from numstack.device.base import Stream
@@ -37,7 +37,8 @@ class Kernel:
     """
 
     def __init__(self, py_func: Callable[..., None], name: str | None = None) -> None:
-        functools.update_wrapper(self, py_func)
+        self.__doc__ = py_func.__doc__
+        self.__module__ = py_func.__module__
         self.py_func = py_func
         self.name = name or f"{py_func.__module__.rpartition('.')[2]}.{py_func.__name__.lstrip('_')}"
         self.parameters = tuple(inspect.signature(py_func).parameters)
@@ -132,6 +133,10 @@ class CheckedLaunches:
         return run
 
 
+@overload
+def kernel(py_func: Callable[..., None]) -> Kernel: ...
+@overload
+def kernel(*, name: str) -> Callable[[Callable[..., None]], Kernel]: ...
 def kernel(py_func: Callable[..., None] | None = None, *, name: str | None = None) -> Any:
     """Make a kernel of a plain numba.cuda function.
 

@@ -66,7 +66,7 @@ def _gemm(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
         for options in forward:
             yield Launch("gemm NN", variant, partial(gemm.gemm, x, w, y, layout="NN", variant=variant, **options))
         for accumulate in (False, True):
-            chosen = {"variant": variant, "accumulate": accumulate}
+            chosen: dict[str, Any] = {"variant": variant, "accumulate": accumulate}
             yield Launch("gemm NT", variant, partial(gemm.gemm, y, w, x, layout="NT", **chosen))
             dw = array((C, 4 * C), np.float32)
             yield Launch("gemm TN", variant, partial(gemm.gemm, x, y, dw, layout="TN", **chosen))
@@ -110,10 +110,11 @@ def _attention(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
         packed, dpacked = (array((B, T, 3, H, width), dtype).transpose(2, 0, 3, 1, 4) for _ in range(2))
         out, dout = (array((B, T, H, width), dtype).transpose(0, 2, 1, 3) for _ in range(2))
         lse, delta = array((B, H, T), np.float32), array((B, H, T), np.float32)
-        qkv, dqkv = [packed[i] for i in range(3)], [dpacked[i] for i in range(3)]
+        q, k, v = (packed[i] for i in range(3))
+        dq, dk, dv = (dpacked[i] for i in range(3))
         for causal in (True, False):
-            forward = partial(attention.forward, *qkv, out, lse, causal=causal)
-            backward = partial(attention.backward, *qkv, out, dout, lse, *dqkv, delta, causal=causal)
+            forward = partial(attention.forward, q, k, v, out, lse, causal=causal)
+            backward = partial(attention.backward, q, k, v, out, dout, lse, dq, dk, dv, delta, causal=causal)
             yield from _each(f"attention.forward D={width}", attention.FORWARD, forward)
             yield from _each(f"attention.backward D={width}", attention.BACKWARD, backward)
 

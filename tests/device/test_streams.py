@@ -69,6 +69,18 @@ class TestWorkerStreams:
         second.synchronize()
         assert seen == ["first", "second"]
 
+    def test_an_event_of_the_default_stream_includes_what_it_awaits_and_does_not_block(self, device: Any) -> None:
+        other, gate, seen = device.create_stream(), threading.Event(), []
+        submit(host_work(device, other, lambda: (gate.wait(), seen.append("other"))))
+        device.default_stream.wait(other.record())
+        event = device.default_stream.record()
+        assert not event.done()
+        gate.set()
+        event.synchronize()
+        assert event.done() and seen == ["other"]
+        submit(host_work(device, device.default_stream, lambda: seen.append("default")))
+        assert seen == ["other", "default"]
+
     def test_an_exception_skips_later_works_and_surfaces_at_synchronize(self, device: Any) -> None:
         stream, seen = device.create_stream(), []
 

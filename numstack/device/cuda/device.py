@@ -150,7 +150,7 @@ class CudaDevice(Device):
         pointer = int(call(driver.cuMemHostAlloc, max(nbytes, 1), 0))
         buffer = (ctypes.c_char * max(nbytes, 1)).from_address(pointer)
         weakref.finalize(buffer, _free_pinned, pointer)
-        return np.frombuffer(buffer, dtype, count=nbytes // np.dtype(dtype).itemsize).reshape(shape)
+        return np.ndarray(shape, dtype, buffer)  # type: ignore[arg-type]  # which keeps the buffer
 
     def to_host(self, array: Array) -> np.ndarray:
         self.synchronize()
@@ -170,8 +170,8 @@ class CudaDevice(Device):
             return
         run: Callable[[Any], None]
         if isinstance(src, np.ndarray):
-            to, source = _dense(dst), np.ascontiguousarray(src)
-            run = lambda s: call(driver.cuMemcpyHtoDAsync, to.address, source.ctypes.data, to.nbytes, s.handle)  # noqa: E731
+            to, host = _dense(dst), np.ascontiguousarray(src)
+            run = lambda s: call(driver.cuMemcpyHtoDAsync, to.address, host.ctypes.data, to.nbytes, s.handle)  # noqa: E731
         elif isinstance(dst, np.ndarray):
             if not dst.flags.c_contiguous:
                 raise DTypeError("copy: dst in host memory is not C-contiguous; copy to a contiguous array first")
@@ -254,11 +254,11 @@ def _on_device(array: Any) -> CudaArray:
 
 
 def _dense(array: Any) -> CudaArray:
-    array = _on_device(array)
-    if not array.flags.c_contiguous:
+    ours = _on_device(array)
+    if not ours.flags.c_contiguous:
         raise DTypeError(f"copy and fill take C-contiguous GPU arrays, this one has strides {array.strides}; "
                          "use kernels.elementwise.copy")  # fmt: skip
-    return array
+    return ours
 
 
 def _span(array: CudaArray) -> tuple[int, int]:
