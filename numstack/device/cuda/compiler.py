@@ -7,6 +7,7 @@ which costs registers and, on Hopper, serialises wgmma.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import threading
 import types as python_types
@@ -76,13 +77,23 @@ class Cubin:
     resources: Resources
 
     def to_bytes(self) -> bytes:
-        """For the on-disk cache: a line of JSON, then the code."""
-        return json.dumps(asdict(self.resources)).encode() + b"\n" + self.code
+        """For the on-disk cache: a line of JSON with a hash of the code, then the code."""
+        head = {"sha256": hashlib.sha256(self.code).hexdigest(), **asdict(self.resources)}
+        return json.dumps(head).encode() + b"\n" + self.code
 
     @staticmethod
     def from_bytes(stored: bytes) -> Cubin:
+        """What :meth:`to_bytes` made.
+
+        Raises
+        ------
+        ValueError, KeyError, TypeError
+            If it is damaged.
+        """
         head, code = stored.split(b"\n", 1)
         facts = json.loads(head)
+        if facts.pop("sha256") != hashlib.sha256(code).hexdigest():
+            raise ValueError("the code was damaged")
         return Cubin(code, Resources(**{**facts, "warnings": tuple(facts["warnings"])}))
 
 
