@@ -3,9 +3,9 @@
 from numstack.simt.accesses import Accesses, accesses
 from numstack.simt.cache import cache_directory, write_atomically
 from numstack.simt.checks import KernelFault
+from numstack.simt.compile import CompiledKernel, compile_kernel
 from numstack.simt.digest import source_digest
 from numstack.simt.interpret import interpret
-from numstack.simt.prototype import CompiledKernel, compile_kernel
 from numstack.simt.step import Stop, step
 
 __all__ = [

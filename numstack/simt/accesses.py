@@ -1,8 +1,8 @@
 """Which arrays a kernel reads and writes, from its source alone.
 
-    def scale(x_N, y_N, factor):
-        i = cuda.grid(1)
-        y_N[i] = factor * x_N[i]          ->  Accesses(reads=(0,), writes=(1,))
+def scale(x_N, y_N, factor):
+    i = cuda.grid(1)
+    y_N[i] = factor * x_N[i]          ->  Accesses(reads=(0,), writes=(1,))
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def cuda_name(node: ast.AST, namespace: Mapping[str, Any]) -> str | None:
     while isinstance(root, ModuleType) and root is not cuda and rest:
         root, rest = getattr(root, rest[0], _MISSING), rest[1:]
     if root is cuda:
-        if not rest or isinstance(getattr(cuda, rest[0], None), ModuleType) and rest[0] != "libdevice":
+        if not rest or (isinstance(getattr(cuda, rest[0], None), ModuleType) and rest[0] != "libdevice"):
             return None
         known = getattr(cuda, rest[0], None)
         return ".".join(rest) if known is None or id(known) in _CUDA_OBJECTS or rest[0] == "libdevice" else None

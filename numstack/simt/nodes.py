@@ -1,0 +1,147 @@
+"""Statements that the compiler adds to Python's: what involves several threads at once, and memory they share."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from numstack.simt.source import constant_object, dotted
+
+#: ``cuda.threadIdx.x`` and the like become names with dots, which no variable can have.
+PREFIX = "cuda."
+
+
+class Barrier(ast.stmt):
+    """``target = syncthreads_or(value)``; plain ``syncthreads()`` has neither."""
+
+    _fields = ("value",)
+    target: str | None
+    kind: str
+    value: ast.expr | None
+
+
+class WarpOp(ast.stmt):
+    """``target = shfl_xor_sync(mask, value, extra)``: a shuffle, a vote, or ``syncwarp``.
+
+    ``value`` is the name of a variable of its own, for other lanes read it.
+    """
+
+    _fields = ("value", "extra")
+    target: str | None
+    kind: str
+    value: ast.expr | None
+    extra: ast.expr | None
+
+
+class Alloc(ast.stmt):
+    """``target = shared.array(shape, dtype)`` or ``local.array``; a shape of (0,) is sized at launch."""
+
+    _fields = ("dtype",)
+    target: str
+    space: str
+    shape: tuple[int, ...]
+    dtype: ast.expr
+
+
+SHUFFLES = {"shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync"}
+VOTES = {"any_sync", "all_sync", "ballot_sync", "eq_sync", "activemask"}
+
+
+def walk(nodes: ast.AST | Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Every node of a statement or of several."""
+    for node in [nodes] if isinstance(nodes, ast.AST) else nodes:
+        yield from ast.walk(node)
+
+
+def contains(nodes: ast.AST | Iterable[ast.AST], *kinds: type[ast.AST]) -> bool:
+    """Whether a node of one of these kinds is among them."""
+    return any(isinstance(node, kinds) for node in walk(nodes))
+
+
+def loaded(nodes: ast.AST | Iterable[ast.AST]) -> set[str]:
+    """Variables that are read (an augmented assignment reads too)."""
+    names = set()
+    for node in walk(nodes):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and not node.id.startswith(PREFIX):
+            names.add(node.id)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return names
+
+
+def stored(nodes: ast.AST | Iterable[ast.AST]) -> set[str]:
+    """Variables that are assigned."""
+    names = set()
+    for node in walk(nodes):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (Barrier, WarpOp, Alloc)) and node.target is not None:
+            names.add(node.target)
+    return names
+
+
+def count_stores(nodes: Iterable[ast.AST]) -> dict[str, int]:
+    """How many statements assign each variable."""
+    counts: dict[str, int] = {}
+    for node in walk(nodes):
+        names = []
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names = [node.id]
+        elif isinstance(node, (Barrier, WarpOp, Alloc)) and node.target is not None:
+            names = [node.target]
+        for name in names:
+            counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+_BINARY = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+}
+_UNARY = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert}
+
+
+def constant(node: ast.AST, namespace: Mapping[str, Any], local: Mapping[str, Any]) -> Any:
+    """The number (or tuple of numbers) that an expression is in every launch, else None.
+
+    ``namespace`` holds the globals, ``local`` the kernel's variables: their value, or None if it is not constant.
+    """
+
+    def of(node: ast.AST) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            parts = dotted(node)
+            if parts is not None and parts[0] in local:
+                return local[parts[0]] if len(parts) == 1 else None
+            return constant_object(node, namespace)
+        if isinstance(node, ast.Tuple):
+            return tuple(of(element) for element in node.elts)
+        if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+            return _BINARY[type(node.op)](of(node.left), of(node.right))
+        if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
+            return _UNARY[type(node.op)](of(node.operand))
+        if isinstance(node, ast.Subscript):
+            return of(node.value)[of(node.slice)]
+        return None
+
+    try:
+        value = of(node)
+    except (ArithmeticError, TypeError, IndexError, ValueError):
+        return None
+    items = value if isinstance(value, tuple) else (value,)
+    return value if all(isinstance(item, (int, float, np.integer, np.floating)) for item in items) else None
