@@ -216,7 +216,7 @@ UFUNCS = (np.add, np.subtract, np.bitwise_and, np.bitwise_or, np.bitwise_xor)
 START = RANDOM.integers(0, 32, 32).astype(np.int32)
 for dtype in (np.int32, np.uint64):
     case(
-        f"test_atomics.atomic_{{add,sub,and,or,xor}}_global[{np.dtype(dtype)}]",
+        f"test_atomics.atomic_{{and,or,xor}}_global[{np.dtype(dtype)}]",
         *[START.astype(dtype)] * 5,
         BINS.astype(np.int32),
         dtype(OP2),
@@ -286,26 +286,41 @@ case(
     block=32,
 )(exchange)
 
-# ---- increment and decrement with wrap-around, which the compiler does not take
+# ---- increment and decrement with wrap-around
 
 
-def increments(increased, decreased, limit):
-    i = cuda.threadIdx.x
-    cuda.atomic.inc(increased, i, limit)
-    cuda.atomic.dec(decreased, i, limit)
+def increments_of(dtype):
+    def kernel(increased, decreased, shared_increased, shared_decreased, limit):
+        tx = cuda.threadIdx.x
+        ty = cuda.threadIdx.y
+        cuda.atomic.inc(increased, (tx, ty), limit)
+        cuda.atomic.dec(decreased, (tx, ty), limit)
+        tile = cuda.shared.array((4, 8), dtype)
+        tile[tx, ty] = shared_increased[tx, ty]
+        cuda.syncthreads()
+        cuda.atomic.inc(tile, (tx, ty), limit)
+        cuda.syncthreads()
+        shared_increased[tx, ty] = tile[tx, ty]
+        tile[tx, ty] = shared_decreased[tx, ty]
+        cuda.syncthreads()
+        cuda.atomic.dec(tile, (tx, ty), limit)
+        cuda.syncthreads()
+        shared_decreased[tx, ty] = tile[tx, ty]
+
+    return kernel
 
 
 for dtype in (np.uint32, np.uint64):
-    x = BINS.astype(dtype)
+    x = SQUARE.astype(dtype)
+    increased, decreased = np.where(x >= 20, 0, x + 1), np.where((x == 0) | (x > 20), 20, x - dtype(1))
+    bits = 8 * np.dtype(dtype).itemsize
     case(
-        f"test_atomics.atomic_{{inc,dec}}{8 * np.dtype(dtype).itemsize}",
-        x,
-        x,
+        f"test_atomics.atomic_{{inc2,inc_global_2,dec2,dec_global2}}_{bits}",
+        *[x] * 4,
         dtype(20),
-        expected=(np.where(x >= 20, 0, x + 1), np.where((x == 0) | (x > 20), 20, x - dtype(1))),
-        block=32,
-        ways=("checked",),
-    )(increments)
+        expected=(increased, decreased) * 2,
+        block=(4, 8),
+    )(increments_of(IDENTITY[dtype]))
 
 # ---- extremes
 
@@ -327,6 +342,7 @@ for dtype in (np.int32, np.uint32, np.int64, np.uint64, np.float32, np.float64):
     x = RANDOM.integers(low, 65535, (32, 8)).astype(dtype)
     name = np.dtype(dtype).name.replace("float64", "double")
     case(f"test_atomics.atomic_max_{name}", np.zeros(1, dtype), x, expected=x.max(), grid=8, block=32)(largest)
+    name = name.replace("float32", "float")  # numba-cuda's own spelling
     case(f"test_atomics.atomic_min_{name}", np.full(1, 65535, dtype), x, expected=x.min(), grid=8, block=32)(smallest)
 
 NAN = np.array([np.nan])
@@ -372,18 +388,17 @@ def extremes_without_nan(largest, smallest, x):
     cuda.atomic.nanmin(smallest, 0, x[i])
 
 
-for dtype in (np.int32, np.uint64, np.float32, np.float64):
+for dtype, name in ((np.int32, "int32"), (np.uint64, "uint64"), (np.float64, "double")):
     x = RANDOM.integers(1, 65535, 32).astype(dtype)
     if np.dtype(dtype).kind == "f":
         x[1::2] = np.nan
     case(
-        f"test_atomics.atomic_nan{{max,min}}_{np.dtype(dtype).name}",
+        f"test_atomics.atomic_nan{{max,min}}_{name}",
         np.zeros(1, dtype),
         np.full(1, 65535, dtype),
         x,
         expected=(np.nanmax(x), np.nanmin(x)),
         block=32,
-        ways=("checked",),
     )(extremes_without_nan)
 
 # ---- compare and swap
@@ -436,7 +451,6 @@ for number, dtype, fill, other in (
         dtype(fill),
         y,
         expected=(swapped, x),
-        ways=("checked",),
         **outcome,
     )(swap_first)
 
@@ -451,25 +465,19 @@ def returns_old(x, value):
 
 
 for source, start, value in (
-    ("no_replace", 10, 1),
-    ("replace", 1, 10),
-    ("nan_in_array", np.nan, 11),
-    ("nan_val", 10, np.nan),
+    ("add_returns_old", 10, 1),
+    ("{max_returns_old_replace,min_returns_old_no_replace}", 1, 10),
+    ("{max_returns_no_replace,min_returns_old_replace}", 10, 1),
+    ("{max,min}_returns_old_nan_in_array", np.nan, 11),
+    ("{max,min}_returns_old_nan_val", 10, np.nan),
 ):
+    largest_value, smallest_value = max(start, value), min(start, value)  # Python's keep the first beside a NaN
+    total = np.float32(start) + np.float32(value)
     case(
-        f"test_atomics.atomic_{{add,max,min}}_returns_old[{source}]",
+        f"test_atomics.atomic_{source}",
         np.array([start, 0, start, 0, start, 0], np.float32),
         np.float32(value),
-        expected=np.array(
-            [
-                np.float32(start) + np.float32(value),
-                start,
-                max(start, value),
-                start,
-                min(start, value),
-                start,
-            ]
-        ),
+        expected=np.array([total, start, largest_value, start, smallest_value, start]),
     )(returns_old)
 
 
