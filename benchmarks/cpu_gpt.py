@@ -57,7 +57,7 @@ def train_numstack(options: Options, n_ranks: int) -> tuple[float, float]:
         program += ["--steps", str(options.steps), "--sample", "0", "--evaluate-windows", "1"]
         if launch.run(program, n_ranks=n_ranks) != 0:
             raise SystemExit("the example failed; its message is above")
-        rows = metrics.read(Path(folder) / "run" / "metrics.jsonl")
+        rows = [row for row in metrics.read(Path(folder) / "run" / "metrics.jsonl") if "loss" in row]
     return statistics.median(row["tokens_per_s"] for row in rows[N_WARMUP:]), rows[-1]["loss"]
 
 

@@ -1,7 +1,8 @@
-"""What a run measured, as JSON lines: one object a line, with ``step`` first.
+"""What a run measured, as JSON lines: an object for each training step, and one for each validation.
 
-``loss`` is the mean over all ranks in nats per token, ``validation_loss`` in nats per character, ``elapsed_s`` the time
-spent in training so far (over all parts of a run that was resumed).
+All have ``step`` and ``elapsed_s``, the time spent in training so far (over all parts of a run that was resumed). Steps
+have ``loss``, the mean over all ranks in nats per token, and ``tokens_per_s``; validations have ``validation_loss`` in
+nats per token and ``validation_nats_per_character``.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Run:
         }
         self._n_tokens = self.options.batch * self.options.context  # in a step
         self._elapsed_before_s = 0.0
-        self._validated_s = 0.0
+        self._validated_step, self._validated_s = -1, 0.0
         self._loss = math.nan
         self._saved_step = -1
         notes = self._restore(arguments.resume) if arguments.resume is not None else []
@@ -127,21 +127,15 @@ class Run:
             began_s = time.perf_counter()
             yield self.step
             self.step += 1
-            loss, level = self._exchange()
-            row = {"step": self.step, "loss": loss, "tokens_per_s": self._n_tokens / (time.perf_counter() - began_s)}
             last = self.step == self.options.steps
-            if level == 0 and (last or self.step % self.options.evaluate_every == 0):
-                try:
-                    row |= self._validate()
-                except Interrupted:
-                    level = self._agree()
-            if self._reports is not None:
-                self._reports.step(row | {"elapsed_s": self.elapsed_s})
-            if last or level != 0 or self.step % self.options.checkpoint_every == 0:
+            loss, level = self._exchange()
+            self._report(loss=loss, tokens_per_s=self._n_tokens / (time.perf_counter() - began_s))
+            self._answer(level)
+            if last or self.step % self.options.evaluate_every == 0:
+                self._validate()
+            if last or self.step % self.options.checkpoint_every == 0:
                 self._save()
-            if level > SAVE:
-                self._end(signal.Signals(level - END))
-        if math.isnan(self.validation_loss):  # resumed after its last step
+        if self._validated_step != self.step:  # resumed after its last step
             self._validate()
         self._finish()
 
@@ -172,22 +166,34 @@ class Run:
 
     # what is due between two steps
 
-    def _validate(self) -> dict[str, float]:
-        """Set ``validation_loss``; both losses for the metrics."""
-        totals = evaluate(
-            self._model,
-            self._dataset,
-            n_windows=self.options.evaluate_windows,
-            batch=self.options.batch // (self._world.size * self.options.accumulate),
-            rank=self._world.rank,
-            n_ranks=self._world.size,
-            interrupted=lambda: self._agree() > 0,
-        )
+    def _answer(self, level: int) -> None:
+        """Do what a signal asks for, on all ranks."""
+        if level != 0:
+            self._save()
+        if level > SAVE:
+            self._end(signal.Signals(level - END))
+
+    def _validate(self) -> None:
+        """Set ``validation_loss``. A signal is answered first; then, if the run goes on, validation starts again."""
+        totals = None
+        while totals is None:
+            try:
+                totals = evaluate(
+                    self._model,
+                    self._dataset,
+                    n_windows=self.options.evaluate_windows,
+                    batch=self.options.batch // (self._world.size * self.options.accumulate),
+                    rank=self._world.rank,
+                    n_ranks=self._world.size,
+                    interrupted=lambda: self._agree() != 0,
+                )
+            except Interrupted:
+                self._answer(self._agree())
         nats, n_tokens, n_characters = self._gather(*totals).sum(axis=0)
         self.validation_loss = float(nats / max(n_characters, 1))
-        self._validated_s = self.elapsed_s
+        self._validated_step, self._validated_s = self.step, self.elapsed_s
+        self._report(validation_loss=float(nats / n_tokens), validation_nats_per_character=self.validation_loss)
         self._say(f"step {self.step}  validation loss {self.validation_loss:.4f} nats/char")
-        return {"validation_loss": float(nats / n_tokens), "validation_nats_per_character": self.validation_loss}
 
     def _save(self) -> None:
         """Write a checkpoint, unless this step has one. The other ranks wait for rank 0 to have it on disk."""
@@ -240,6 +246,10 @@ class Run:
             f"{self._world.size} ranks, {device.name}; everything goes to {self.folder}",
         ]
 
+    def _report(self, **measured: float) -> None:
+        if self._reports is not None:
+            self._reports.add(step=self.step, elapsed_s=self.elapsed_s, **measured)
+
     def _say(self, line: str) -> None:
         if self._reports is not None:
             self._reports.progress.say(line)
@@ -282,10 +292,12 @@ class _Reports:
             self._metrics = MetricsFile(folder / "metrics.jsonl", step=step)
         self.progress = ProgressReport(n_steps=n_steps, step=step)
 
-    def step(self, row: dict[str, Any]) -> None:
+    def add(self, **measured: Any) -> None:
+        """One line of metrics; what concerns a training step also shows in the progress."""
         with _written(self._folder):
-            self._metrics.write(**row)
-        self.progress.update(row["step"], loss=row["loss"], tokens_per_s=row["tokens_per_s"])
+            self._metrics.write(**measured)
+        if "loss" in measured:
+            self.progress.update(measured["step"], loss=measured["loss"], tokens_per_s=measured["tokens_per_s"])
 
     def save_picture(self) -> Path:
         path = self._folder / "loss.png"
