@@ -30,7 +30,8 @@ def reference_mask(n: int, *, p: float, seed: int, offset: int) -> np.ndarray:
 def reference(x: np.ndarray, *, p: float, seed: int, offset: int) -> np.ndarray:
     """y in float64; of dy it is the gradient."""
     keep = reference_mask(x.size, p=p, seed=seed, offset=offset).reshape(x.shape)
-    return np.asarray(x, np.float64) * keep / (1 - p)
+    y: np.ndarray = np.asarray(x, np.float64) * keep / (1 - p)
+    return y
 
 
 @kernel

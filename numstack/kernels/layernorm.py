@@ -249,24 +249,28 @@ def _backward_row_groups(dy_RC, x_RC, weight_C, mean_R, rstd_R, dx_RC, partial_2
             mean_gn[warp] = sum_gn / float32(C)
         cuda.syncthreads()
 
-        rows = min(ROWS, R - row0)
         for c0 in range(0, C, WARP * ROWS):
             c = c0 + warp * WARP + lane
-            if c < C:
-                weight = widen(weight_C[c])
-                dweight = partial_2GC[0, group, c]
-                dbias = partial_2GC[1, group, c]
-                for r in range(rows):
-                    dy = widen(dy_RC[row0 + r, c])
-                    normal = (widen(x_RC[row0 + r, c]) - mean_R[row0 + r]) * rstd_R[row0 + r]
-                    dx = rstd_R[row0 + r] * (dy * weight - mean_g[r] - normal * mean_gn[r])
+            dweight = float32(0)
+            dbias = float32(0)
+            for r in range(min(ROWS, R - row0)):
+                row = row0 + r
+                mean = mean_R[row]
+                rstd = rstd_R[row]
+                row_mean_g = mean_g[r]
+                row_mean_gn = mean_gn[r]
+                if c < C:
+                    dy = widen(dy_RC[row, c])
+                    normal = (widen(x_RC[row, c]) - mean) * rstd
+                    dx = rstd * (dy * widen(weight_C[c]) - row_mean_g - normal * row_mean_gn)
                     if accumulate:
-                        dx += widen(dx_RC[row0 + r, c])
-                    dx_RC[row0 + r, c] = narrow(dx, dx_RC.dtype)
+                        dx += widen(dx_RC[row, c])
+                    dx_RC[row, c] = narrow(dx, dx_RC.dtype)
                     dweight += dy * normal
                     dbias += dy
-                partial_2GC[0, group, c] = dweight
-                partial_2GC[1, group, c] = dbias
+            if c < C:
+                partial_2GC[0, group, c] += dweight
+                partial_2GC[1, group, c] += dbias
         cuda.syncthreads()
 
 

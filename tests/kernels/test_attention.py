@@ -76,10 +76,10 @@ def test_wide_heads(D):
 
 @pytest.mark.parametrize("D", range(1, attention.MAX_WIDTH + 1))
 def test_tiles_cover_every_width_and_fit_shared_memory(D):
-    padded, tile = online_tiles._sizes(D)
-    assert padded >= D and padded % (4 * online_tiles.WARPS) == 0 and tile % online_tiles.WARPS == 0
+    padded, tile, warps = online_tiles._sizes(D)
+    assert padded >= D and padded % warps == 0 and tile % warps == 0
     elements = 2 * padded * online_tiles.ROWS + 2 * tile * padded + 2 * tile * online_tiles.ROWS
-    assert 4 * elements + 4 * online_tiles.WARPS * online_tiles.ROWS <= 48 * 1024
+    assert 4 * elements + 4 * warps * online_tiles.ROWS <= 48 * 1024
 
 
 @pytest.mark.parametrize("variant", attention.FORWARD.names())
