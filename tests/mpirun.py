@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -32,6 +35,14 @@ class Finished:
     output: str
     seconds: float
 
+    def check(self, name: str, names: Sequence[str]) -> None:
+        """Fail unless the launch, which runs the checks ``names`` in order, printed ``ok NAME``."""
+        passed = [line[3:] for line in self.output.splitlines() if line.startswith("ok ")]
+        if name not in passed:
+            failed = names[len(passed)] if len(passed) < len(names) else None
+            assert name != failed, self.output
+            pytest.fail(f"not run: {failed} failed before it")
+
 
 def mpirun(n: int, *arguments: str, timeout_s: float = 60, env: Mapping[str, str] | None = None) -> Finished:
     """Run ``python *arguments`` on ``n`` ranks from the root of the repository.
@@ -41,7 +52,7 @@ def mpirun(n: int, *arguments: str, timeout_s: float = 60, env: Mapping[str, str
     TimeoutError
         After ``timeout_s``, with the output so far; by then every process of the launch is gone.
     """
-    command = [str(Path(sys.executable).with_name("mpirun")), "-n", str(n), "--oversubscribe", "--bind-to", "none"]
+    command = [_launcher(), "-n", str(n), "--oversubscribe", "--bind-to", "none"]
     began = time.monotonic()
     process = subprocess.Popen(
         [*command, sys.executable, *arguments],
@@ -60,6 +71,12 @@ def mpirun(n: int, *arguments: str, timeout_s: float = 60, env: Mapping[str, str
         output, _ = process.communicate()
         raise TimeoutError(f"mpirun -n {n} {' '.join(arguments)} was ended after {timeout_s:g} s:\n{output}") from None
     return Finished(process.returncode, output, time.monotonic() - began)
+
+
+def _launcher() -> str:
+    """The environment's mpirun, else the system's."""
+    beside = Path(sys.executable).with_name("mpirun")
+    return str(beside) if beside.exists() else shutil.which("mpirun") or "mpirun"
 
 
 def end_session(session: int, patience_s: float = 5) -> None:

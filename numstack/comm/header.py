@@ -60,9 +60,14 @@ class Header:
         return cls(operation, op, dtype, count, nbytes, root, sequence)
 
     @property
+    def is_collective(self) -> bool:
+        """Whether all ranks make this call: it is no message between two."""
+        return self.operation not in ("send", "recv", "group")
+
+    @property
     def title(self) -> str:
-        """The call with its number, as in ``#12 allreduce(sum) of float32[1000] (4000 bytes)``."""
-        return f"#{self.sequence} {self}"
+        """The call with its number, as in ``#12 allreduce(sum) of float32[1000] (4000 bytes)``, if it has one."""
+        return f"#{self.sequence} {self}" if self.sequence >= 0 else str(self)
 
     def __str__(self) -> str:
         options = ", ".join(([self.op] if self.op else []) + ([f"root {self.root}"] if self.root >= 0 else []))

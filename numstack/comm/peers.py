@@ -28,6 +28,8 @@ from numstack.errors import CommError, ConfigError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from numstack.device import Stream
+
 DEFAULT_TIMEOUT_S = 300.0
 
 # A message's tag says what it is; messages of one tag between two ranks arrive in the order they were sent.
@@ -73,7 +75,7 @@ class Peers:
     def __init__(self, world: World, timeout_s: float | None = None) -> None:
         self.rank, self.size = world.rank, world.size
         self.record = FlightRecorder(world.rank)
-        self._timeout_s = timeout() if timeout_s is None else timeout_s
+        self.timeout_s = timeout() if timeout_s is None else timeout_s
         self._sequence = 0
         self._n_groups = 0
         self._n_messages: Counter[tuple[int, bool]] = Counter()  # by peer and direction
@@ -112,12 +114,12 @@ class Peers:
             self._compare()
             self._hear_failure()
 
-    def carry_out(self, move: Callable[[], None]) -> None:
-        """Let ``move()`` move the data of the agreed call, if it has any; if that fails, the other ranks are told."""
+    def carry_out(self, move: Callable[[Stream], None], stream: Stream) -> None:
+        """Let ``move(stream)`` move the agreed call's data, if it has any; if that fails, the other ranks are told."""
         self.record.reached("moving data")
         try:
             if self._call.nbytes:
-                move()
+                move(stream)
         except CommError:
             raise
         except Exception as error:
@@ -159,7 +161,7 @@ class Peers:
         for _ in range(N_EAGER_POLLS):
             if test(pending.requests):
                 return
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.timeout_s
         pause_s = FIRST_PAUSE_S
         while not test(pending.requests):
             time.sleep(pause_s)
@@ -170,7 +172,7 @@ class Peers:
             if time.monotonic() > deadline:
                 missing = _unfinished(pending)
                 raise self.fail(
-                    f"rank {self.rank} waited {self._timeout_s:g} s, but {name_ranks(missing)} "
+                    f"rank {self.rank} waited {self.timeout_s:g} s, but {name_ranks(missing)} "
                     f"{'have' if len(missing) > 1 else 'has'} {complaint}; look there for an error, or raise "
                     "NUMSTACK_COMM_TIMEOUT_S"
                 )
@@ -223,19 +225,25 @@ class Peers:
         Both ends tell each other what they expect, so that both learn of a difference. The communicator is of no use
         after that, because further ranks may wait for these two.
         """
+        self._meet(self._begin_messages(messages))
+
+    def _begin_messages(self, messages: Sequence[Message]) -> list[tuple[Message, Header]]:
         own = [self._describe(message) for message in messages]
         nbytes = sum(header.nbytes for header in own)
         self._begin(own[0] if len(own) == 1 else Header("group", "", "uint8", nbytes, nbytes, sequence=self._n_groups))
         self._n_groups += 1
+        return list(zip(messages, own, strict=True))
+
+    def _meet(self, messages: Sequence[tuple[Message, Header]]) -> None:
         theirs = np.zeros((len(messages), headers.NBYTES), np.uint8)
         requests: list[MPI.Request] = []
-        for message, header, answer in zip(messages, own, theirs, strict=True):
+        for (message, header), answer in zip(messages, theirs, strict=True):
             tags = (TAG_SENDER, TAG_RECEIVER) if message.outgoing else (TAG_RECEIVER, TAG_SENDER)
             requests.append(self.comm.Irecv(answer, message.peer, tags[1]))
             requests.append(self.comm.Isend(np.frombuffer(header.pack(), np.uint8), message.peer, tags[0]))
-        peers = [message.peer for message in messages for _ in range(2)]
+        peers = [message.peer for message, _ in messages for _ in range(2)]
         self._wait_for_headers(Pending(requests, peers))
-        for message, header, answer in zip(messages, own, theirs, strict=True):
+        for (message, header), answer in zip(messages, theirs, strict=True):
             self._compare_ends(message.peer, header, Header.unpack(answer.tobytes()))
 
     def _describe(self, message: Message) -> Header:

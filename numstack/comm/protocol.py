@@ -54,7 +54,7 @@ class Communicator(ABC):
     def __init__(self, world: World, *, timeout_s: float | None = None) -> None:
         self.rank, self.size = world.rank, world.size
         self.device = current_device()
-        self._peers = Peers(world, timeout_s)
+        self._peers = self._make_peers(world, timeout_s)
         self.stream: Stream = self.device.create_stream(priority=1)
         self._group: list[Message] | None = None
 
@@ -172,6 +172,13 @@ class Communicator(ABC):
         """Block the host until all that was called is done; raises what failed."""
         self.stream.synchronize()
 
+    def close(self) -> None:
+        """Wait for all that was called, then give back what the communicator holds. Collective: all ranks must call.
+
+        A program that ends need not call it.
+        """
+        self.synchronize()
+
     # the door
 
     def _submit(
@@ -197,7 +204,7 @@ class Communicator(ABC):
     ) -> Event:
         def run(stream: Stream) -> None:
             agree()
-            self._peers.carry_out(lambda: move(stream))
+            self._peers.carry_out(move, stream)
 
         self.stream.wait((after or self.device.default_stream).record())
         submit(Work(f"{self.backend}.{name}", "collective", run, self.stream, reads, writes))
@@ -221,6 +228,9 @@ class Communicator(ABC):
                 f"{operation}: {names[0]} has {part.size} elements, so {names[1]} needs {self.size} x {part.size} = "
                 f"{self.size * part.size} for {self.size} ranks, but it has {whole.size}"
             )
+
+    def _make_peers(self, world: World, timeout_s: float | None) -> Peers:
+        return Peers(world, timeout_s)
 
     # what a back end fills in: called on the communication stream once all ranks agree, never with empty arrays
 

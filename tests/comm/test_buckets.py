@@ -25,7 +25,7 @@ class Sent:
         self.pieces: list[tuple[int, int]] = []
 
     def before(self, work: Work) -> None:
-        assert work.kind == "collective" and work.name == "ring.allreduce"
+        assert work.kind == "collective" and work.name == "alone.allreduce"
         (piece,) = work.writes
         first = (current_device().address(piece) - current_device().address(self._buffer)) // piece.itemsize
         self.pieces.append((first, first + piece.size))

@@ -71,7 +71,7 @@ def test_mpi_without_a_launcher_when_asked_for() -> None:
         from numstack import comm
         world = comm.World.from_mpi(always=True)
         assert (world.rank, world.size, world.local_rank, world.local_size) == (0, 1, 0, 1)
-        assert world.mpi is not None and comm.create(world, "mpi").backend == "mpi"
+        assert world.mpi is not None and comm.MpiCommunicator(world).backend == "mpi"
     """
     finished = run_alone(program)
     assert finished.returncode == 0, finished.stderr

@@ -12,6 +12,7 @@ import pytest
 
 from numstack import comm
 from numstack.comm import Communicator, World
+from numstack.device import current_device
 from numstack.errors import CommError, ConfigError, DTypeError, ShapeError
 from tests.mpirun import ROOT
 from tests.support import poisoned, to_device, to_host
@@ -45,15 +46,27 @@ def test_a_world_of_one_waits_for_nobody(alone: Communicator) -> None:
         pass
 
 
-def test_the_mpi_back_end_without_mpi() -> None:
-    assert comm.create(World(), "mpi").backend == "ring"
+@pytest.mark.parametrize("backend", comm.BACKENDS)
+def test_one_rank_needs_no_back_end(backend: str) -> None:
+    assert comm.create(World(), backend).backend == "alone"
+
+
+@pytest.mark.parametrize("kind", [comm.MpiCommunicator, comm.NcclCommunicator])
+def test_back_ends_that_need_mpi(kind: type[Communicator]) -> None:
     with pytest.raises(CommError, match="this world has no MPI; start with mpirun"):
-        comm.MpiCommunicator(World())
+        kind(World())
 
 
 def test_an_unknown_back_end() -> None:
-    with pytest.raises(ConfigError, match="backend='gloo' is no communicator; take one of ring, mpi"):
+    with pytest.raises(ConfigError, match="backend='gloo' is no communicator; take one of auto, nccl, ring, mpi"):
         comm.create(World(), "gloo")
+
+
+@pytest.mark.skipif(current_device().kind == "cuda", reason="needs the CPU device: NUMSTACK_DEVICE=cpu runs it")
+def test_nccl_needs_a_gpu() -> None:
+    with pytest.raises(ConfigError, match=r"backend='nccl' is for GPUs, but the device is CPU .*; take the ring"):
+        comm.create(World(0, 2), "nccl")
+    assert comm.backends() == ["ring", "mpi"]
 
 
 def test_strided_arrays(alone: Communicator) -> None:
@@ -101,20 +114,28 @@ class OnCard:
         return getattr(self.values, name)
 
 
-def test_arrays_of_a_gpu_go_through_pinned_memory(alone: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-    copies, synchronized = [], []
+def test_arrays_of_a_gpu_go_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies, synchronized, pinned = [], [], []
+    ring = comm.RingCommunicator(World())
 
     def copy(dst: Any, src: Any, stream: Any) -> None:
         copies.append((type(src), type(dst), stream))
         np.copyto(getattr(dst, "values", dst), getattr(src, "values", src))
 
+    def pin(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        pinned.append(shape)
+        return poisoned(shape, dtype)
+
     stream: Any = SimpleNamespace(synchronize=lambda: synchronized.append(len(copies)))
-    monkeypatch.setattr(alone.device, "copy", copy)
-    send, recv = OnCard(np.arange(5, dtype=np.float32)), OnCard(poisoned(5))
-    alone._allgather(send, recv, stream)  # type: ignore[arg-type]
-    assert recv.values.tolist() == [0, 1, 2, 3, 4]
-    assert copies == [(OnCard, np.ndarray, stream), (np.ndarray, OnCard, stream)]
-    assert synchronized == [1, 2]  # before the data are read, and before the pinned memory goes away
+    monkeypatch.setattr(ring.device, "copy", copy)
+    monkeypatch.setattr(ring.device, "pinned", pin)
+    for n in (5, 3):
+        send, recv = OnCard(np.arange(n, dtype=np.float32)), OnCard(poisoned(n))
+        ring._allgather(send, recv, stream)  # type: ignore[arg-type]
+        assert recv.values.tolist() == list(range(n))
+    assert copies == [(OnCard, np.ndarray, stream), (np.ndarray, OnCard, stream)] * 2
+    assert synchronized == [1, 2, 3, 4]  # before the data are read, and before the pinned memory serves another call
+    assert pinned == [(20,), (20,)]  # and the second call uses it again
 
 
 @pytest.mark.parametrize("value", ["0", "-3", "soon", "nan"])

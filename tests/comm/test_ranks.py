@@ -6,25 +6,22 @@ import functools
 
 import pytest
 
-from tests.comm.body import CHECKS
+from tests.comm.body import checks
 from tests.mpirun import Finished, mpirun
+
+BACKENDS = ("ring", "mpi")
+NAMES = [f"{backend}.{name}" for backend in BACKENDS for name in checks(backend)]
 
 
 @functools.cache
 def launched(n: int) -> Finished:
-    return mpirun(n, "-m", "tests.comm.body", timeout_s=100)
+    return mpirun(n, "-m", "tests.comm.body", *BACKENDS, timeout_s=100)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_ranks(name: str, n: int) -> None:
-    finished = launched(n)
-    passed = [line[3:] for line in finished.output.splitlines() if line.startswith("ok ")]
-    if name not in passed:
-        names = list(CHECKS)
-        failed = names[len(passed)] if len(passed) < len(names) else None
-        assert name != failed, f"mpirun -n {n} python -m tests.comm.body:\n{finished.output}"
-        pytest.fail(f"not run: {failed} failed before it")
+    launched(n).check(name, NAMES)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
