@@ -72,6 +72,7 @@ class CudaDevice(Device):
         self._synchronous = os.environ.get("NUMSTACK_SYNC", "") not in ("", "0")
         self._compiled: dict[Any, CompiledKernel] = {}
         self._recent: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=N_REMEMBERED)
+        self._interruption: BaseException | None = None
 
     def _attribute(self, attribute: Any) -> int:
         return int(call(driver.cuDeviceGetAttribute, attribute, self._handle))
@@ -97,6 +98,19 @@ class CudaDevice(Device):
         if result:
             raise self.explain(DriverError(during, result.name))
 
+    def interrupt(self, error: BaseException | None) -> None:
+        """Let the next call that waits for the GPU raise ``error``, in whichever thread: something that the driver does
+        not know of, such as a collective that was aborted, makes what is waited for useless. ``None`` takes it back.
+        """
+        self._interruption = error
+
+    def check_wait(self, result: Any, during: str) -> None:
+        """As ``check``, after the host has waited: raises what the wait was interrupted with as well."""
+        self.check(result, during)
+        if self._interruption is not None:
+            error, self._interruption = self._interruption, None
+            raise error
+
     def explain(self, error: DriverError) -> DeviceError:
         """``error`` with the table of the last works: one of them is at fault."""
         if not self._recent:
@@ -117,7 +131,7 @@ class CudaDevice(Device):
         return CudaStream(self, int(handle))
 
     def synchronize(self) -> None:
-        self.check(driver.cuCtxSynchronize()[0], "cuCtxSynchronize")
+        self.check_wait(driver.cuCtxSynchronize()[0], "cuCtxSynchronize")
 
     # memory
 

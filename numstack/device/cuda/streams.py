@@ -31,7 +31,7 @@ class CudaEvent(Event):
         return True
 
     def synchronize(self) -> None:
-        self._device.check(driver.cuEventSynchronize(self.handle)[0], "cuEventSynchronize")
+        self._device.check_wait(driver.cuEventSynchronize(self.handle)[0], "cuEventSynchronize")
 
     def elapsed_s(self, later: Event) -> float:
         assert isinstance(later, CudaEvent)
@@ -70,7 +70,7 @@ class CudaStream(Stream):
         call(driver.cuStreamWaitEvent, self.handle, event.handle, 0)
 
     def synchronize(self) -> None:
-        self.device.check(driver.cuStreamSynchronize(self.handle)[0], "cuStreamSynchronize")
+        self.device.check_wait(driver.cuStreamSynchronize(self.handle)[0], "cuStreamSynchronize")
 
     def __repr__(self) -> str:
         return f"CUDA stream {self.handle:#x}"
