@@ -112,14 +112,19 @@ class LaneLower(lowering.Lower):
         set.add(self.function.attributes, f'"prefer-vector-width"="{VECTOR_BITS}"')
         group = _Node(module, [])
         text = lambda *operands: module.add_metadata(list(operands))
-        i1 = llvm.IntType(1)
+        i1, i32 = llvm.IntType(1), llvm.IntType(32)
         parallel = text("llvm.loop.parallel_accesses", group)
         vectorize = text("llvm.loop.vectorize.enable", i1(1))
         unroll = text("llvm.loop.unroll.full")
+        import os
+        mode=os.environ.get("UNR","fu")
+        disable = text("llvm.loop.unroll.disable")
+        # The copy in vectors may be unrolled again.
+        vectors = text("llvm.loop.vectorize.followup_vectorized", text("llvm.loop.isvectorized", i32(1)))
         for latch, line in self._latches:
             node = _Node(module, [])
             if line in self._lane_lines:
-                node.operands = (node, parallel, vectorize) if line in self._vector_lines else (node, parallel)
+                node.operands = (node, parallel, *([vectorize] if line in self._vector_lines else []), *([disable] if mode in ("dis","fu") else []), *([vectors] if mode=="fu" else []))
             else:
                 node.operands = (node, unroll)
             latch.set_metadata("llvm.loop", node)

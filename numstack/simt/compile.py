@@ -287,6 +287,7 @@ class _Writer:
         try:
             result = compile_function(function, signature)
         except NumbaError as error:
+            if "DUMP" in __import__("os").environ: print(text)
             raise self.explained(error, emitter) from error
         dynamic = any(a.space == "shared" and a.shape == (0,) for a in emitter.storage.planner.allocations)
         assumed = tuple(i for i, parameter in enumerate(self.program.parameters) if parameter in self.assumed)

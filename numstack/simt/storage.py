@@ -9,7 +9,7 @@ from typing import Any
 from numba.core import types
 
 from numstack.simt.geometry import Geometry
-from numstack.simt.liveness import Liveness
+from numstack.simt.liveness import Liveness, flow_of
 from numstack.simt.nodes import SHUFFLES, loaded, stored
 from numstack.simt.plan import BlockVote, Branch, Guard, Lanes, Loop, Node, Planner, Region, Scalar, Warp
 from numstack.simt.recompute import Recomputed
@@ -124,6 +124,8 @@ class Storage:
             for name in _exposed(region.body) & self._assigned["chunk"]:
                 if self.uniformity.levels.get(name, BLOCK) > BLOCK:
                     by_thread.add(name)  # each chunk has its own value, which must outlive the region
+        for name in self.at_chunk_start:  # what a chunk computes on its way is not there at its start
+            by_chunk |= loaded(self.recomputed_variables[name]) & self._assigned["chunk"]
         if by_thread or by_chunk - self.planner.known_chunk_variables:
             raise Replan(by_thread, by_chunk | self._assigned["chunk"])
 
@@ -229,9 +231,9 @@ def _exposed(nodes: list[Node]) -> set[str]:
     killed: set[str] = set()
     for node in nodes:
         if isinstance(node, Scalar):
-            exposed |= loaded(node.statement) - killed
-            if isinstance(node.statement, ast.Assign):
-                killed |= stored(node.statement)
+            flow = flow_of([node.statement], set())
+            exposed |= flow.exposed - killed
+            killed |= flow.killed
         elif isinstance(node, Loop):
             targets = stored(node.header.target) if isinstance(node.header, ast.For) else set()
             header = node.header.iter if isinstance(node.header, ast.For) else node.header.test
