@@ -62,13 +62,8 @@ THREAD_ROWS = 8
 THREAD_COLUMNS = 2
 TILE_M = BLOCK_Y * THREAD_ROWS
 TILE_N = BLOCK_X * THREAD_COLUMNS
-TILE_N_PADDED = TILE_N + 1
 TILE_K = 32
-UNROLL_K = 8  # 8 x 2 x 8 multiply-adds in one straight line: long enough to pay for loading the accumulators
-A_STEPS_X, A_STEPS_Y = TILE_K // BLOCK_X, TILE_M // BLOCK_Y  # a_MK: the block's threads cover k by m
-AT_STEPS_X, AT_STEPS_Y = TILE_M // BLOCK_X, TILE_K // BLOCK_Y  # a_KM: m by k
-B_STEPS_X, B_STEPS_Y = TILE_N // BLOCK_X, TILE_K // BLOCK_Y  # b_KN: n by k
-BT_STEPS_X, BT_STEPS_Y = TILE_K // BLOCK_X, TILE_N // BLOCK_Y  # b_NK: k by n
+UNROLL_K = 8  # compilers for GPUs unroll this much; all of TILE_K at once costs them registers, and spills
 
 
 def reference(
@@ -204,17 +199,41 @@ def _shared_tile_kernel(spec: Spec) -> Kernel:
     return shared_tile
 
 
+def _make_load_tile(n_rows: int, n_columns: int, transposed: bool) -> Callable[..., Any]:
+    """A device function by which the block loads a tile, neighbours in x along its rows in global memory."""
+    y_steps, x_steps = n_rows // BLOCK_Y, n_columns // BLOCK_X
+
+    @cuda.jit(device=True)
+    def load_tile(tile, source, i0, j0):
+        for y in range(y_steps):
+            for x in range(x_steps):
+                i = y * BLOCK_Y + cuda.threadIdx.y
+                j = x * BLOCK_X + cuda.threadIdx.x
+                if transposed:
+                    tile[j, i] = load_or_zero(source, i0 + i, j0 + j)
+                else:
+                    tile[i, j] = load_or_zero(source, i0 + i, j0 + j)
+
+    return load_tile
+
+
 @cache
 def _register_tile_kernel(spec: Spec) -> Kernel:
     a_is_KM, b_is_NK = spec.a_is_KM, spec.b_is_NK
     store = _make_store(spec)
-    # a stays as it lies in memory: whichever index comes first, a warp reads only one or two of its elements at a time.
+    # a's tile lies as a does in memory: a warp reads only one or two of its elements at a time, in either order. b's is
+    # always [k, n], so that neighbours in x read neighbours; padded where it is written down its columns.
+    a_shape = (TILE_K, TILE_M) if a_is_KM else (TILE_M, TILE_K)
+    b_shape = (TILE_N, TILE_K) if b_is_NK else (TILE_K, TILE_N)
+    load_a = _make_load_tile(*a_shape, transposed=False)
+    load_b = _make_load_tile(*b_shape, transposed=b_is_NK)
     a_tile_rows, a_tile_columns = (TILE_K, TILE_M) if a_is_KM else (TILE_M, TILE_K + 1)
+    b_tile_columns = TILE_N + 1 if b_is_NK else TILE_N
 
     @kernel(name=spec.name("register_tile"))
     def register_tile(a, b, c, bias, residual, preactivation, alpha):
         a_tile = cuda.shared.array((a_tile_rows, a_tile_columns), float32)
-        b_tile = cuda.shared.array((TILE_K, TILE_N_PADDED), float32)  # [k, n]
+        b_tile = cuda.shared.array((TILE_K, b_tile_columns), float32)
         total = cuda.local.array((THREAD_ROWS, THREAD_COLUMNS), float32)
         tx = cuda.threadIdx.x
         ty = cuda.threadIdx.y
@@ -226,29 +245,13 @@ def _register_tile_kernel(spec: Spec) -> Kernel:
                 total[m, n] = float32(0)
         for k0 in range(0, depth, TILE_K):
             if a_is_KM:
-                for y in range(AT_STEPS_Y):
-                    for x in range(AT_STEPS_X):
-                        k = y * BLOCK_Y + ty
-                        m = x * BLOCK_X + tx
-                        a_tile[k, m] = load_or_zero(a, k0 + k, i0 + m)
+                load_a(a_tile, a, k0, i0)
             else:
-                for y in range(A_STEPS_Y):
-                    for x in range(A_STEPS_X):
-                        m = y * BLOCK_Y + ty
-                        k = x * BLOCK_X + tx
-                        a_tile[m, k] = load_or_zero(a, i0 + m, k0 + k)
+                load_a(a_tile, a, i0, k0)
             if b_is_NK:
-                for y in range(BT_STEPS_Y):
-                    for x in range(BT_STEPS_X):
-                        n = y * BLOCK_Y + ty
-                        k = x * BLOCK_X + tx
-                        b_tile[k, n] = load_or_zero(b, j0 + n, k0 + k)
+                load_b(b_tile, b, j0, k0)
             else:
-                for y in range(B_STEPS_Y):
-                    for x in range(B_STEPS_X):
-                        k = y * BLOCK_Y + ty
-                        n = x * BLOCK_X + tx
-                        b_tile[k, n] = load_or_zero(b, k0 + k, j0 + n)
+                load_b(b_tile, b, k0, j0)
             cuda.syncthreads()
             for k1 in range(0, TILE_K, UNROLL_K):
                 for k in range(UNROLL_K):
