@@ -80,7 +80,8 @@ def as_numpy_dtype(spec: Any) -> np.dtype:
     """The NumPy dtype meant by a numba type, a NumPy type or dtype, or a `Cast`."""
     if isinstance(spec, Cast):
         return spec.dtype
-    return np.dtype(as_dtype(spec)) if isinstance(spec, types.Type) else np.dtype(spec)
+    dtype: np.dtype = np.dtype(as_dtype(spec) if isinstance(spec, types.Type) else spec)
+    return dtype
 
 
 def hold(value: Any) -> Any:
