@@ -44,15 +44,21 @@ class Finished:
             pytest.fail(f"not run: {failed} failed before it")
 
 
-def mpirun(n: int, *arguments: str, timeout_s: float = 60, env: Mapping[str, str] | None = None) -> Finished:
-    """Run ``python *arguments`` on ``n`` ranks from the root of the repository.
+def mpirun(
+    n: int,
+    *arguments: str,
+    timeout_s: float = 60,
+    env: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+) -> Finished:
+    """Run ``python *arguments`` on ``n`` ranks from the root of the repository; ``options`` are for mpirun itself.
 
     Raises
     ------
     TimeoutError
         After ``timeout_s``, with the output so far; by then every process of the launch is gone.
     """
-    command = [_launcher(), "-n", str(n), "--oversubscribe", "--bind-to", "none"]
+    command = [_launcher(), "-n", str(n), "--oversubscribe", "--bind-to", "none", *options]
     began = time.monotonic()
     process = subprocess.Popen(
         [*command, sys.executable, *arguments],

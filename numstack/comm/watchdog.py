@@ -127,7 +127,7 @@ class Watchdog:
                 try:
                     self._look()
                 except Exception as error:  # of MPI or of the driver: nothing can be relied on any more
-                    self._give_up(f"rank {self._wire.rank} failed: {type(error).__name__}: {error}")
+                    self._give_up(f"{self._present()}rank {self._wire.rank} failed: {type(error).__name__}: {error}")
             if stopping and (self.error is not None or not self._outstanding):
                 break
         with contextlib.suppress(Exception):

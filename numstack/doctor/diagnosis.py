@@ -138,6 +138,14 @@ def _nccl(facts: Facts) -> Iterator[Line]:
         yield Line("NCCL", "error", "not found", "ranks cannot be joined by NCCL: pip install -e '.[cuda]'")
     elif facts.gpus:
         yield Line("NCCL", "warning", "not found", "needed for several ranks only: pip install -e '.[cuda]'")
+    if facts.nccl:
+        for found in facts.nccl_settings:
+            setting = found.setting
+            text = f"{setting.variable}={setting.value}, {found.state}: {setting.reason}"
+            if found.obeyed:
+                yield Line("NCCL setting", "ok", text)
+            else:
+                yield Line("NCCL setting", "warning", text, f"unset {setting.variable}, unless you know that it helps")
 
 
 def _family(text: str) -> str:

@@ -11,7 +11,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numstack.comm.nccl_settings import SettingState
 
 PACKAGES = (
     "numstack",
@@ -58,6 +61,8 @@ class Facts:
         nvidia-smi's matrix of how GPUs are joined.
     nccl : str
         Version of the library that loads.
+    nccl_settings : list of SettingState
+        NCCL's settings that numstack recommends, and what becomes of each here.
     mpi_library, mpi_launcher : str
         First line of the version text of the library that mpi4py loads, and of the ``mpirun`` on the path.
     mpi_error : str
@@ -76,6 +81,7 @@ class Facts:
     gpus: list[dict[str, str]] = field(default_factory=list)
     links: str = ""
     nccl: str = ""
+    nccl_settings: list[SettingState] = field(default_factory=list)
     mpi_library: str = ""
     mpi_launcher: str = ""
     mpi_error: str = ""
@@ -87,6 +93,7 @@ class Facts:
 
 def gather() -> Facts:
     """Look around. Takes a few seconds: MPI is started in a process of its own."""
+    from numstack.comm import nccl_library, nccl_settings
     from numstack.device.cuda import toolkit
 
     library, error = _mpi_library()
@@ -101,7 +108,8 @@ def gather() -> Facts:
         nvrtc=versions.get("nvrtc"),
         gpus=_gpus(),
         links=_output("nvidia-smi", "topo", "-m"),
-        nccl=_nccl(),
+        nccl=_quietly(nccl_library.version),
+        nccl_settings=nccl_settings.report(),
         mpi_library=library,
         mpi_launcher=_first_line(_output("mpirun", "--version")),
         mpi_error=error,
@@ -154,15 +162,6 @@ def _mpi_library() -> tuple[str, str]:
     if run.returncode:
         return "", _first_line("\n".join(reversed(run.stderr.strip().splitlines())))
     return _first_line(run.stdout), ""
-
-
-def _nccl() -> str:
-    def ask() -> str:
-        import nccl.core
-
-        return str(nccl.core.get_version())
-
-    return _quietly(ask)
 
 
 def _quietly(ask: Callable[[], Any]) -> Any:

@@ -62,14 +62,22 @@ class FakeComm:
         self.destroyed = False
         self.asynchronous_error = 0
         self.n_calls = 0
+        self._broken = False
 
     def wait(self, request: Any) -> bool:
-        """Until ``request`` is done; False if aborted before."""
-        while not request.Test():
+        """Until ``request`` is done; False if aborted before. A rank that has died is waited for as well."""
+        while not self._is_done(request):
             if self.aborted:
                 return False
             time.sleep(0.0002)
         return True
+
+    def _is_done(self, request: Any) -> bool:
+        try:
+            return not self._broken and bool(request.Test())
+        except Exception:  # MPI has noticed that a rank has died; NCCL would not
+            self._broken = True
+            return False
 
     def launch(self, stream: FakeStream, kernel: Callable[[], None]) -> None:
         self.n_calls += 1

@@ -6,11 +6,11 @@ import functools
 
 import pytest
 
-from tests.comm.body import checks
+from tests.comm.body import names
 from tests.mpirun import Finished, mpirun
 
 BACKENDS = ("ring", "mpi")
-NAMES = [f"{backend}.{name}" for backend in BACKENDS for name in checks(backend)]
+NAMES = [name for backend in BACKENDS for name in names(backend)]
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from numstack.comm.nccl_settings import SETTINGS, SettingState
 from numstack.doctor import Facts, Line, diagnose, gather, main
 
 GPU = {
@@ -37,6 +38,7 @@ SOUND = Facts(
     nvrtc=(13, 0),
     gpus=[GPU],
     nccl="2.32.3",
+    nccl_settings=[SettingState(setting, "in force", obeyed=True) for setting in SETTINGS],
     mpi_library="Open MPI v5.0.11",
     mpi_launcher="mpirun (Open MPI) 5.0.11",
     n_cores=16,
@@ -69,6 +71,12 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"gpus": [{**GPU, "throttle": "0x40"}]}, "GPU 0 clocks", "warning", "cooling"),
     ({"gpus": [GPU, GPU], "links": "GPU0 X PHB"}, "GPU links", "warning", "NVLink"),
     ({"gpus": [GPU, GPU], "links": "GPU0 X NV18", "nccl": ""}, "NCCL", "error", "pip install"),
+    (
+        {"nccl_settings": [SettingState(SETTINGS[0], "set to 1 by you", obeyed=False)]},
+        "NCCL setting",
+        "warning",
+        "unset NCCL_NVLS_ENABLE",
+    ),
     ({"python": "3.10.4"}, "Python", "error", "3.11"),
     ({"memory_bytes": 1 << 30}, "memory", "warning", "fewer ranks"),
     ({"variables": {"NUMBA_ENABLE_CUDASIM": "1"}}, "NUMBA_ENABLE_CUDASIM", "error", "unset"),
