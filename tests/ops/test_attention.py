@@ -30,8 +30,8 @@ def test_attention(rng, causal):
 
 
 def test_scale(rng):
-    qkv = rng.standard_normal((1, 3, 3 * 8)).astype(np.float32)
-    check_operation(lambda x: ops.attention(x, n_heads=1, scale=0.5), lambda x: attention(x, 1, True, 0.5), qkv)
+    qkv = rng.standard_normal((2, 5, 3 * 16)).astype(np.float32)
+    check_operation(lambda x: ops.attention(x, n_heads=2, scale=0.5), lambda x: attention(x, 2, True, 0.5), qkv)
 
 
 @pytest.mark.parametrize(("shape", "n_heads"), [((2, 5, 32), 2), ((5, 48), 2), ((2, 5, 48), 0)])
