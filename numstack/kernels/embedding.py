@@ -211,8 +211,10 @@ def _add_groups(ends_V, sorted_N, dout_NC, dtoken_table_VC):
         total = float32(0)
         for s0 in range(begin, end, ADDERS):
             s = s0 + warp
-            if s < end and c < C:
-                total += widen(dout_NC[sorted_N[s], c])
+            if s < end:
+                n = sorted_N[s]
+                if c < C:
+                    total += widen(dout_NC[n, c])
         sums[warp, lane] = total
         cuda.syncthreads()
         if warp == 0 and c < C:

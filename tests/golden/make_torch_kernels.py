@@ -69,7 +69,7 @@ def _cross_entropy() -> dict[str, np.ndarray]:
 def _attention(causal: bool) -> dict[str, np.ndarray]:
     import torch
 
-    q, k, v, dout = (_normal(8 + i, 2, 2, 37, 20) for i in range(4))
+    q, k, v, dout = (_normal(8 + i, 2, 2, 37, 12) for i in range(4))
     leaves = [_leaf(a) for a in (q, k, v)]
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal)

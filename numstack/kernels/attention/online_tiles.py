@@ -146,7 +146,7 @@ def _make_forward(D: int, TILE: int, WARPS: int) -> Kernel:
         cuda.syncthreads()
         _store_rows(q_DR, out_BHTD, batch, head, first)
 
-    return _forward  # type: ignore[no-any-return]
+    return _forward
 
 
 @functools.cache
@@ -231,7 +231,7 @@ def _make_dq(D: int, TILE: int, WARPS: int) -> Kernel:
         cuda.syncthreads()
         _store_rows(q_DR, dq_BHTD, batch, head, first)
 
-    return _dq  # type: ignore[no-any-return]
+    return _dq
 
 
 @functools.cache
@@ -314,7 +314,7 @@ def _make_dkv(D: int, TILE: int, WARPS: int) -> Kernel:
         _store_rows(k_DR, dk_BHTD, batch, head, first)
         _store_rows(v_DR, dv_BHTD, batch, head, first)
 
-    return _dkv  # type: ignore[no-any-return]
+    return _dkv
 
 
 def _sizes(width: int) -> tuple[int, int, int]:
