@@ -42,12 +42,12 @@ class Options:
     context: int = _option(64, MODEL, "tokens that the model sees at once")
     dropout: float = _option(0.0, MODEL, "probability with which an activation is dropped in training")
 
-    steps: int = _option(2000, TRAINING, "optimiser steps")
+    steps: int = _option(1000, TRAINING, "optimiser steps")
     batch: int = _option(12, TRAINING, "sequences in a step, over all ranks; a multiple of ranks x --accumulate")
     accumulate: int = _option(1, TRAINING, "micro-batches that a rank adds up before a step")
-    learning_rate: float = _option(1e-3, TRAINING, "at its peak")
+    learning_rate: float = _option(4e-3, TRAINING, "at its peak")
     final_learning_rate: float = _option(0.0, TRAINING, "at the end of the schedule")
-    warmup: float = _option(0.05, TRAINING, "share of the steps in which the learning rate grows to its peak")
+    warmup: float = _option(0.1, TRAINING, "share of the steps in which the learning rate grows to its peak")
     decay: float = _option(0.2, TRAINING, "share of the steps, at the end, in which warmup_stable_decay falls")
     schedule: str = _option(
         "cosine",
@@ -61,14 +61,19 @@ class Options:
     clip: float = _option(1.0, TRAINING, "largest global norm of the gradient; 0: no limit")
     seed: int = _option(1337, TRAINING, "of weights, batches and dropout; the same seed gives the same bits")
 
-    evaluate_every: int = _option(250, REPORTS, "steps between two validations")
+    evaluate_every: int = _option(200, REPORTS, "steps between two validations")
     evaluate_windows: int = _option(1024, REPORTS, "windows of the validation text, spread evenly over it")
     sample: int = _option(400, REPORTS, "tokens of text to generate at the end; 0: none")
     temperature: float = _option(0.8, REPORTS, "of the generated text: below 1 is safer, above 1 is wilder")
-    checkpoint_every: int = _option(500, REPORTS, "steps between two checkpoints")
+    checkpoint_every: int = _option(200, REPORTS, "steps between two checkpoints")
     keep: int = _option(3, REPORTS, "checkpoints to keep")
 
-    communicator: str = _option("ring", RUN, "how ranks add up gradients", choices=("ring", "mpi"))
+    communicator: str = _option(
+        "auto",
+        RUN,
+        "how ranks add up gradients; auto: NCCL between GPUs, else the ring",
+        choices=("auto", "nccl", "ring", "mpi"),
+    )
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
