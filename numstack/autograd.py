@@ -69,8 +69,11 @@ class Node:
         self.dtype = result.dtype
         self._shape = result.shape
         self._backward: Callable[[Node], None] | None = backward
-        self._targets = tuple(_target(tensor) for tensor in inputs)
-        self._specs = tuple(None if tensor is None else (tensor.shape, tensor.array.dtype) for tensor in inputs)
+        self._targets: list[Node | Tensor | None] = []
+        self._specs: list[tuple[tuple[int, ...], Any] | None] = []
+        for tensor in inputs:
+            self._targets.append(_target(tensor))
+            self._specs.append(None if tensor is None else (tensor.array.shape, tensor.array.dtype))
 
     # for backward functions
 
@@ -146,13 +149,13 @@ class Node:
 
     # for the walk
 
-    def _run(self) -> tuple[Node | Tensor | None, ...]:
+    def _run(self) -> list[Node | Tensor | None]:
         """Do this node's backward, then forget everything it held; returns what its inputs came from."""
         assert self._backward is not None and self.gradient is not None, f"{self.name} received no gradient"
         self._backward(self)
         targets = self._targets
         self._backward = self.gradient = None
-        self._targets = ()
+        self._targets = []
         return targets
 
 

@@ -1,7 +1,8 @@
 """GPT-2 models in the files of Hugging Face's ``transformers``: ``config.json`` and ``model.safetensors``.
 
-``GPT2LMHeadModel.from_pretrained(folder)`` reads what :func:`save` writes, and :func:`load` reads what
-``model.save_pretrained(folder)`` writes.
+``GPT2LMHeadModel.from_pretrained(folder)`` reads what :func:`save_pretrained` writes, and :func:`from_pretrained` reads
+what ``model.save_pretrained(folder)`` writes. Of the rates of dropout ``resid_pdrop`` is taken for embeddings too, and
+``attn_pdrop`` is ignored: attention probabilities are never dropped here.
 """
 
 from __future__ import annotations
