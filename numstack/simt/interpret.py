@@ -117,7 +117,9 @@ class Launch:
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
         if isinstance(value, np.ndarray):
             return Array(value, name, self.memory if self.checks else None)
-        return hold(value)
+        if value.__class__ is float:  # 32 bits wide in a kernel, as in a compiled launch
+            return np.float32(value)
+        return Int32(value) if value.__class__ is int else hold(value)
 
     def start_block(self, index: Dim) -> Block:
         """A block whose threads have not run yet."""
