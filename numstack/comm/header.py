@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 _LAYOUT = struct.Struct("<16s8s12siqqq")
 NBYTES = _LAYOUT.size
@@ -45,7 +45,8 @@ class Header:
 
     def numbered(self, sequence: int) -> Header:
         """The same call as number ``sequence``."""
-        return replace(self, sequence=sequence)
+        # dataclasses.replace does the same, at three times the cost; this is done for every call.
+        return Header(self.operation, self.op, self.dtype, self.count, self.nbytes, self.root, sequence)
 
     def pack(self) -> bytes:
         """The 64 bytes that go to the other ranks."""

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from numstack import memory
-from numstack.comm import nccl_library
+from numstack.comm import nccl_library, reduction
 from numstack.comm.header import ANYONE, Header
 from numstack.comm.peers import Message, Peers, Pending
 from numstack.comm.protocol import Communicator
@@ -168,7 +168,7 @@ class NcclCommunicator(Communicator):
         return self.device.address(array)
 
     def _dtype(self, array: Array) -> int:
-        return int(getattr(self._library.DataType, DTYPES[array.dtype.name]))
+        return int(getattr(self._library.DataType, DTYPES[reduction.name_of(array.dtype)]))
 
     @property
     def _bytes(self) -> int:

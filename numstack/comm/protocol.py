@@ -251,7 +251,7 @@ class Communicator(ABC):
 
 
 def _describe(operation: str, array: Array, op: str = "", root: int = -1) -> Header:
-    return Header(operation, op, array.dtype.name, array.size, array.nbytes, root)
+    return Header(operation, op, reduction.name_of(array.dtype), array.size, array.nbytes, root)
 
 
 def _check_contiguous(operation: str, array: Array) -> None:

@@ -6,6 +6,7 @@ has n - 1 roundings. A NaN in either array comes out, of ``max`` and ``min`` as 
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -21,6 +22,12 @@ _INTEGER = ("int8", "uint8", "int32", "uint32", "int64", "uint64")
 _STEP: dict[str, np.ufunc] = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 
 
+@functools.cache
+def name_of(dtype: np.dtype[Any]) -> str:
+    """``dtype.name``, which NumPy puts together anew every time."""
+    return dtype.name
+
+
 def check(operation: str, array: Array, op: str) -> None:
     """Raise unless ``op`` exists and can reduce the dtype of ``array``.
 
@@ -30,7 +37,7 @@ def check(operation: str, array: Array, op: str) -> None:
     """
     if op not in get_args(Op):
         raise ConfigError(f"{operation}: op={op!r} is no reduction; take one of {', '.join(get_args(Op))}")
-    name = array.dtype.name
+    name = name_of(array.dtype)
     if name not in _FLOATING + _INTEGER:
         raise DTypeError(
             f"{operation}: cannot reduce {name}; take float32, float64, float16, uint16 (the bits of bfloat16), "
