@@ -25,7 +25,7 @@ from typing import Any
 
 from numstack.device import current_device
 
-LIBRARIES = ("numpy", "numba", "numba-cuda", "llvmlite", "torch", "mpi4py")
+LIBRARIES = ("numpy", "numba", "numba-cuda", "llvmlite", "torch", "mpi4py", "nccl4py")
 
 
 def parse_options(doc: str | None, add_options: Callable[[argparse.ArgumentParser], None] | None = None) -> Any:
