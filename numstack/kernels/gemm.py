@@ -116,7 +116,7 @@ def load_or_zero(x, i, j):
     return float32(0)
 
 
-def _make_store(spec: Spec) -> Callable[..., Any]:
+def _make_store(spec: Spec) -> Any:
     """A device function that stores alpha op(a) op(b) at one place, after the epilogue."""
     has_bias, has_gelu, has_residual = spec.has_bias, spec.has_gelu, spec.has_residual
     keeps_preactivation = spec.keeps_preactivation
@@ -199,7 +199,7 @@ def _shared_tile_kernel(spec: Spec) -> Kernel:
     return shared_tile
 
 
-def _make_load_tile(n_rows: int, n_columns: int, transposed: bool) -> Callable[..., Any]:
+def _make_load_tile(n_rows: int, n_columns: int, transposed: bool) -> Any:
     """A device function by which the block loads a tile, neighbours in x along its rows in global memory."""
     y_steps, x_steps = n_rows // BLOCK_Y, n_columns // BLOCK_X
 

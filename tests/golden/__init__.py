@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 ONNX_FILE = Path(__file__).with_name("onnx.npz")
@@ -24,14 +25,19 @@ class OnnxCase(NamedTuple):
     outputs: list[np.ndarray]
 
 
+def _restored(array: np.ndarray) -> np.ndarray:
+    """An array of the file; the format knows no bfloat16 and keeps its two bytes as they are."""
+    return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
+
+
 @cache
 def _read_onnx() -> dict[str, list[OnnxCase]]:
     cases: dict[str, list[OnnxCase]] = {}
     with np.load(ONNX_FILE, allow_pickle=False) as file:
         for entry in json.loads(str(file["index"])):
             name = entry["name"]
-            inputs = [file[f"{name}/input{i}"] for i in range(entry["n_inputs"])]
-            outputs = [file[f"{name}/output{i}"] for i in range(entry["n_outputs"])]
+            inputs = [_restored(file[f"{name}/input{i}"]) for i in range(entry["n_inputs"])]
+            outputs = [_restored(file[f"{name}/output{i}"]) for i in range(entry["n_outputs"])]
             cases.setdefault(entry["operator"], []).append(OnnxCase(name, entry["attributes"], inputs, outputs))
     return cases
 
