@@ -67,8 +67,8 @@ def reference_backward(
 
 
 @cuda.jit(device=True)
-def _thread_lse(logits_RV, row):
-    """log sum exp of a row, by one thread."""
+def _thread_max_and_sum(logits_RV, row):
+    """Largest logit of a row, and the sum of exp(logit - largest), by one thread."""
     V = logits_RV.shape[1]
     largest = LOWEST
     for v in range(V):
@@ -76,23 +76,23 @@ def _thread_lse(logits_RV, row):
     total = float32(0)
     for v in range(V):
         total += math.exp(widen(logits_RV[row, v]) - largest)
-    return largest + math.log(total)
+    return largest, total
 
 
 @cuda.jit(device=True)
-def _block_lse(logits_RV, row, classes, warps):
-    """log sum exp of the first ``classes`` elements of a row, by a block; ``warps``: as for block_sum."""
+def _block_max_and_sum(logits_RV, row, classes, warps):
+    """The same of the first ``classes`` logits of a row, by a block; ``warps``: as for block_sum."""
     own_largest = LOWEST
-    total = float32(0)
+    own_total = float32(0)
     for v0 in range(0, logits_RV.shape[1], cuda.blockDim.x):
         v = v0 + cuda.threadIdx.x
         if v < classes:
             logit = widen(logits_RV[row, v])
-            total = online_sum(total, own_largest, logit)
+            own_total = online_sum(own_total, own_largest, logit)
             own_largest = max(own_largest, logit)
     largest = block_max(own_largest, warps)
-    total = block_sum(total * math.exp(own_largest - largest), warps)
-    return largest + math.log(total)
+    total = block_sum(own_total * math.exp(own_largest - largest), warps)
+    return largest, total
 
 
 @cuda.jit(device=True)
@@ -104,11 +104,8 @@ def _target_logit(logits_RV, row, target):
 
 
 @cuda.jit(device=True)
-def _gradient(logit, lse, is_target, scale):
-    probability = math.exp(logit - lse)
-    if is_target:
-        probability -= float32(1)
-    return probability * scale
+def _gradient(probability, is_target, scale):
+    return (probability - float32(1)) * scale if is_target else probability * scale
 
 
 # --- kernels ---------------------------------------------------------------------------------------------------------
@@ -122,7 +119,8 @@ def _forward_thread_per_row(logits_RV, targets_R, loss_R, lse_R, ignore_index):
         loss = float32(0)
         lse = float32(0)
         if target != ignore_index:
-            lse = _thread_lse(logits_RV, row)
+            largest, total = _thread_max_and_sum(logits_RV, row)
+            lse = largest + math.log(total)
             loss = lse - _target_logit(logits_RV, row, target)
         loss_R[row] = loss
         lse_R[row] = lse
@@ -134,9 +132,9 @@ def _forward_block_per_row(logits_RV, targets_R, loss_R, lse_R, ignore_index):
     row = cuda.blockIdx.x
     target = targets_R[row]
     ignored = target == ignore_index
-    classes = 0 if ignored else logits_RV.shape[1]
-    lse = _block_lse(logits_RV, row, classes, warps)
+    largest, total = _block_max_and_sum(logits_RV, row, 0 if ignored else logits_RV.shape[1], warps)
     if cuda.threadIdx.x == 0:
+        lse = largest + math.log(total)
         loss_R[row] = float32(0) if ignored else lse - _target_logit(logits_RV, row, target)
         lse_R[row] = float32(0) if ignored else lse
 
@@ -152,7 +150,7 @@ def _backward(logits_RV, targets_R, lse_R, dlogits_RV, scale_1, ignore_index):
     for v0 in range(0, V, cuda.blockDim.x):
         v = v0 + cuda.threadIdx.x
         if v < V:
-            gradient = _gradient(widen(logits_RV[row, v]), lse, v == target, scale)
+            gradient = _gradient(math.exp(widen(logits_RV[row, v]) - lse), v == target, scale)
             dlogits_RV[row, v] = narrow(float32(0) if ignored else gradient, dlogits_RV.dtype)
 
 
@@ -168,11 +166,11 @@ def _forward_backward_thread_per_row(logits_RV, targets_R, loss_R, dlogits_RV, s
                 dlogits_RV[row, v] = narrow(float32(0), dlogits_RV.dtype)
         else:
             scale = scale_1[0] if target >= 0 and target < V else float32(math.nan)
-            lse = _thread_lse(logits_RV, row)
-            loss_R[row] = lse - _target_logit(logits_RV, row, target)
+            largest, total = _thread_max_and_sum(logits_RV, row)
+            loss_R[row] = largest + math.log(total) - _target_logit(logits_RV, row, target)
             for v in range(V):
-                gradient = _gradient(widen(logits_RV[row, v]), lse, v == target, scale)
-                dlogits_RV[row, v] = narrow(gradient, dlogits_RV.dtype)
+                probability = math.exp(widen(logits_RV[row, v]) - largest) / total
+                dlogits_RV[row, v] = narrow(_gradient(probability, v == target, scale), dlogits_RV.dtype)
 
 
 @kernel
@@ -183,15 +181,16 @@ def _forward_backward_block_per_row(logits_RV, targets_R, loss_R, dlogits_RV, sc
     target = targets_R[row]
     ignored = target == ignore_index
     scale = scale_1[0] if target >= 0 and target < V else float32(math.nan)
-    # Read before the barriers of _block_lse: after them the gradient may overwrite it.
+    # Read before the barriers of the sum: after them the gradient may overwrite it.
     target_logit = _target_logit(logits_RV, row, target)
-    lse = _block_lse(logits_RV, row, 0 if ignored else V, warps)
+    largest, total = _block_max_and_sum(logits_RV, row, 0 if ignored else V, warps)
     if cuda.threadIdx.x == 0:
-        loss_R[row] = float32(0) if ignored else lse - target_logit
+        loss_R[row] = float32(0) if ignored else largest + math.log(total) - target_logit
+    inverse = float32(1) / total
     for v0 in range(0, V, cuda.blockDim.x):
         v = v0 + cuda.threadIdx.x
         if v < V:
-            gradient = _gradient(widen(logits_RV[row, v]), lse, v == target, scale)
+            gradient = _gradient(math.exp(widen(logits_RV[row, v]) - largest) * inverse, v == target, scale)
             dlogits_RV[row, v] = narrow(float32(0) if ignored else gradient, dlogits_RV.dtype)
 
 

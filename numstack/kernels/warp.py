@@ -48,32 +48,34 @@ def warp_max(x):
 def block_sum(x, warps):
     """The sum of x over the block, in every thread. ``warps``: 32 float32 of shared memory, free again on return."""
     x = warp_sum(x)
-    lane = cuda.threadIdx.x % 32
-    if lane == 0:
-        warps[cuda.threadIdx.x // 32] = x
-    cuda.syncthreads()
-    total = float32(0)
-    if lane < cuda.blockDim.x // 32:
-        total = warps[lane]
-    total = warp_sum(total)
-    cuda.syncthreads()
-    return total
+    if cuda.blockDim.x > 32:
+        lane = cuda.threadIdx.x % 32
+        if lane == 0:
+            warps[cuda.threadIdx.x // 32] = x
+        cuda.syncthreads()
+        x = float32(0)
+        if lane < cuda.blockDim.x // 32:
+            x = warps[lane]
+        x = warp_sum(x)
+        cuda.syncthreads()
+    return x
 
 
 @cuda.jit(device=True)
 def block_max(x, warps):
     """The largest x of the block, in every thread. ``warps``: 32 float32 of shared memory, free again on return."""
     x = warp_max(x)
-    lane = cuda.threadIdx.x % 32
-    if lane == 0:
-        warps[cuda.threadIdx.x // 32] = x
-    cuda.syncthreads()
-    largest = LOWEST
-    if lane < cuda.blockDim.x // 32:
-        largest = warps[lane]
-    largest = warp_max(largest)
-    cuda.syncthreads()
-    return largest
+    if cuda.blockDim.x > 32:
+        lane = cuda.threadIdx.x % 32
+        if lane == 0:
+            warps[cuda.threadIdx.x // 32] = x
+        cuda.syncthreads()
+        x = LOWEST
+        if lane < cuda.blockDim.x // 32:
+            x = warps[lane]
+        x = warp_max(x)
+        cuda.syncthreads()
+    return x
 
 
 @cuda.jit(device=True)
