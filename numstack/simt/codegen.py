@@ -1,57 +1,142 @@
 """From generated source to machine code: numba's own front end and LLVM, told what the generator knows.
 
-The generator knows that the iterations of a lane loop are threads, which may run in any order: so its loads and stores
-carry LLVM's access-group metadata, which lets the vectoriser do without proof or run-time checks that arrays do not
-overlap.
+The iterations of a loop over lanes are threads, which may run in any order: their loads and stores carry LLVM's
+access-group metadata, so that the vectoriser needs neither proof nor run-time checks that arrays do not overlap. Loops
+over lanes must stay loops until they have become vectors; constant loops inside them must be unrolled before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
+import llvmlite.binding as llvm_binding
 from llvmlite import ir as llvm
+from numba import _dynfunc
 from numba.core import cgutils, compiler, cpu, ir, lowering, types
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.compiler_machinery import PassManager, register_pass
+from numba.core.environment import Environment
 from numba.core.registry import cpu_target
 from numba.core.typed_passes import NativeLowering
 
+#: LLVM prefers vectors of 256 bits on CPUs that have 512, for fear of a lower clock; kernels keep such units busy.
 VECTOR_BITS = 512
 
 
-class _Node(llvm.MDValue):
-    """A metadata node that may be distinct and may refer to itself."""
+@dataclass(frozen=True)
+class Code:
+    """Machine code of one function.
 
-    def __init__(self, module: Any, operands: list[Any], distinct: bool = True) -> None:
+    Attributes
+    ----------
+    wrapper : str
+        The symbol that Python calls.
+    environment : str
+        The symbol that holds numba's environment.
+    object_code : bytes
+    """
+
+    wrapper: str
+    environment: str
+    object_code: bytes
+
+
+@dataclass
+class LoopLines:
+    """Lines of a generated function that hold loops.
+
+    Attributes
+    ----------
+    lanes : set of int
+        Loops over lanes.
+    vectors : set of int
+        Those of them that become vectors whatever LLVM thinks of the cost.
+    unrolled : set of int
+        Loops to be unrolled completely.
+    """
+
+    lanes: set[int]
+    vectors: set[int]
+    unrolled: set[int]
+
+
+def compile_function(
+    function: Callable[..., Any], arg_types: tuple[types.Type, ...], loops: LoopLines
+) -> tuple[Callable[..., Any], Code]:
+    """Compile a generated function; what to call, without holding the interpreter's lock, and its code."""
+    flags = compiler.Flags()
+    flags.error_model = "numpy"
+    flags.fastmath = cpu.FastMathOptions({"contract"})
+    flags.release_gil = True
+    flags.nrt = False
+    flags.no_cfunc_wrapper = True
+    function.loops = loops  # type: ignore[attr-defined]
+    target = cpu_target
+    with global_compiler_lock:
+        result = compiler.compile_extra(
+            target.typing_context,
+            target.target_context,
+            function,
+            arg_types,
+            types.none,
+            flags,
+            {},
+            pipeline_class=_Compiler,
+        )
+        object_code = result.library._get_compiled_object()
+    code = Code(result.fndesc.llvm_cpython_wrapper_name, result.environment.env_name, object_code)
+    return result.entry_point, code
+
+
+def load_function(name: str, code: Code) -> Callable[..., Any]:
+    """What to call for code that was compiled before."""
+    codegen = cpu_target.target_context.codegen()
+    with global_compiler_lock:
+        nothing = llvm_binding.parse_assembly(str(codegen._create_empty_module(name))).as_bitcode()
+        library = codegen.unserialize_library((name, "object", (code.object_code, nothing)))
+        address = codegen._engine.get_function_address(code.wrapper)
+        assert address, f"{code.wrapper} is not in its own code"
+        environment = Environment({})
+        environment.env_name = code.environment
+        function = _dynfunc.make_function(ModuleType("numstack"), name, "", address, environment, (library,))
+        codegen.set_env(code.environment, environment)
+    return function  # type: ignore[no-any-return]
+
+
+class _Node(llvm.MDValue):
+    """A distinct metadata node, which may refer to itself."""
+
+    def __init__(self, module: Any, operands: tuple[Any, ...] = ()) -> None:
         super().__init__(module, operands, name=str(len(module.metadata)))
-        self.distinct = distinct
 
     def descr(self, buf: list[str]) -> None:
+        start = len(buf)
         super().descr(buf)
-        if self.distinct:
-            buf[-2:] = ["distinct " + "".join(buf[-2:])]
+        buf[start:] = ["distinct " + "".join(buf[start:])]
 
 
-class LaneLower(lowering.Lower):
-    """numba's lowering, which marks lane loops as vectorisable and small constant loops as to be unrolled."""
+class _Lower(lowering.Lower):
+    """numba's lowering; it marks loops, and does not wrap negative indices (generated code asks for that itself)."""
 
     def init(self) -> None:
         super().init()
-        function = self.func_ir.func_id.func
-        self._lane_lines = function.lane_lines
-        self._vector_lines = function.vector_lines
-        self._unroll_lines = function.unroll_lines
+        self._loops: LoopLines = self.func_ir.func_id.func.loops
+        self._offset = 0
+        #: Jumps back to the head of a loop, with the line of that loop.
         self._latches: list[tuple[Any, int]] = []
+
+    def lower_block(self, block: Any) -> None:
+        self._offset = next(offset for offset, other in self.blocks.items() if other is block)
+        super().lower_block(block)
 
     def lower_inst(self, inst: Any) -> None:
         super().lower_inst(inst)
-        if isinstance(inst, ir.Jump):
-            header = self.blocks[inst.target]
-            line = header.loc.line
-            if inst.target <= self._offset and line in self._lane_lines | self._unroll_lines:
-                self._latches.append((self.builder.block.terminator, line))
+        if isinstance(inst, ir.Jump) and inst.target <= self._offset:
+            self._latches.append((self.builder.block.terminator, self.blocks[inst.target].loc.line))
 
     def lower_getitem(self, resty: Any, expr: Any, value: Any, index: Any, signature: Any) -> Any:
         array = self.typeof(value.name)
@@ -71,73 +156,72 @@ class LaneLower(lowering.Lower):
         return None
 
     def _element(self, array: Any, variable: Any, index: Any) -> Any:
+        """The address of an element of an array argument; None for any other kind of access."""
         index_type = self.typeof(index.name)
-        parts = list(index_type) if isinstance(index_type, types.BaseTuple) else [index_type]
-        if (
-            not isinstance(array, types.Array)
-            or len(parts) != array.ndim
-            or not all(isinstance(p, types.Integer) for p in parts)
-        ):
+        is_tuple = isinstance(index_type, types.BaseTuple)
+        kinds = list(index_type) if is_tuple else [index_type]
+        if not isinstance(array, types.Array) or len(kinds) != array.ndim:
+            return None
+        if not all(isinstance(kind, types.Integer) for kind in kinds):
             return None
         context, builder = self.context, self.builder
         loaded = self.loadvar(index.name)
-        indices = (
-            cgutils.unpack_tuple(builder, loaded, len(parts)) if isinstance(index_type, types.BaseTuple) else [loaded]
-        )
-        indices = [context.cast(builder, i, kind, types.intp) for i, kind in zip(indices, parts)]
+        values = cgutils.unpack_tuple(builder, loaded, len(kinds)) if is_tuple else [loaded]
+        indices = [context.cast(builder, v, kind, types.intp) for v, kind in zip(values, kinds, strict=True)]
         header = context.make_array(array)(context, builder, self.loadvar(variable.name))
-        shapes = cgutils.unpack_tuple(builder, header.shape, array.ndim)
-        strides = cgutils.unpack_tuple(builder, header.strides, array.ndim)
+
+        def plus(a: Any, b: Any) -> Any:
+            return builder.add(a, b, flags=["nsw"])
+
+        def times(a: Any, b: Any) -> Any:
+            return builder.mul(a, b, flags=["nsw"])
+
         if array.layout == "C":
-            offset = None
-            for size, i in zip(shapes, indices):
-                offset = (
-                    i if offset is None else builder.add(builder.mul(offset, size, flags=["nsw"]), i, flags=["nsw"])
-                )
+            sizes = cgutils.unpack_tuple(builder, header.shape, array.ndim)
+            offset = indices[0]
+            for size, value in zip(sizes[1:], indices[1:], strict=True):
+                offset = plus(times(offset, size), value)
             return builder.gep(header.data, [offset], inbounds=True)
-        offset = None
-        for stride, i in zip(strides, indices):
-            step = builder.mul(stride, i, flags=["nsw"])
-            offset = step if offset is None else builder.add(offset, step, flags=["nsw"])
+        strides = cgutils.unpack_tuple(builder, header.strides, array.ndim)
+        offset = times(indices[0], strides[0])
+        for stride, value in zip(strides[1:], indices[1:], strict=True):
+            offset = plus(offset, times(value, stride))
         base = builder.bitcast(header.data, llvm.IntType(8).as_pointer())
         return builder.bitcast(builder.gep(base, [offset], inbounds=True), header.data.type)
 
-    def lower_block(self, block: Any) -> None:
-        self._offset = next(offset for offset, other in self.blocks.items() if other is block)
-        super().lower_block(block)
-
     def post_lower(self) -> None:
         super().post_lower()
-        module = self.module
+        # llvmlite knows no attributes with values; they are written out as they stand.
         set.add(self.function.attributes, f'"prefer-vector-width"="{VECTOR_BITS}"')
-        group = _Node(module, [])
-        text = lambda *operands: module.add_metadata(list(operands))
+        module = self.module
         i1, i32 = llvm.IntType(1), llvm.IntType(32)
-        parallel = text("llvm.loop.parallel_accesses", group)
-        vectorize = text("llvm.loop.vectorize.enable", i1(1))
-        unroll = text("llvm.loop.unroll.full")
-        import os
-        mode=os.environ.get("UNR","fu")
-        disable = text("llvm.loop.unroll.disable")
-        # The copy in vectors may be unrolled again.
-        vectors = text("llvm.loop.vectorize.followup_vectorized", text("llvm.loop.isvectorized", i32(1)))
+        group = _Node(module)
+        parallel = module.add_metadata(["llvm.loop.parallel_accesses", group])
+        vectorize = module.add_metadata(["llvm.loop.vectorize.enable", i1(1)])
+        keep = module.add_metadata(["llvm.loop.unroll.disable"])
+        unroll = module.add_metadata(["llvm.loop.unroll.full"])
+        # What has become vectors may be unrolled.
+        is_vector = module.add_metadata(["llvm.loop.isvectorized", i32(1)])
+        then = module.add_metadata(["llvm.loop.vectorize.followup_vectorized", is_vector])
         for latch, line in self._latches:
-            node = _Node(module, [])
-            if line in self._lane_lines:
-                node.operands = (node, parallel, *([vectorize] if line in self._vector_lines else []), *([disable] if mode in ("dis","fu") else []), *([vectors] if mode=="fu" else []))
+            if line in self._loops.lanes:
+                properties = (parallel, keep, then, *((vectorize,) if line in self._loops.vectors else ()))
+            elif line in self._loops.unrolled:
+                properties = (unroll,)
             else:
-                node.operands = (node, unroll)
+                continue
+            node = _Node(module)
+            node.operands = (node, *properties)
             latch.set_metadata("llvm.loop", node)
         for block in self.function.blocks:
             for instruction in block.instructions:
                 if isinstance(instruction, (llvm.LoadInstr, llvm.StoreInstr)):
-                    pointer = instruction.operands[-1]
-                    if not _is_slot(pointer):
+                    if not _is_variable(instruction.operands[-1]):
                         instruction.set_metadata("llvm.access.group", group)
 
 
-def _is_slot(pointer: Any) -> bool:
-    """Whether this is a variable of numba's own, which becomes a register."""
+def _is_variable(pointer: Any) -> bool:
+    """Whether this is the place of a Python variable, which becomes a register, and not an array."""
     while isinstance(pointer, (llvm.GEPInstr, llvm.CastInstr)):
         pointer = pointer.operands[0]
         if isinstance(pointer, llvm.AllocaInstr) and isinstance(pointer.type.pointee, llvm.ArrayType):
@@ -146,38 +230,18 @@ def _is_slot(pointer: Any) -> bool:
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
-class LaneLowering(NativeLowering):
-    _name = "numstack_lane_lowering"
+class _Lowering(NativeLowering):
+    _name = "numstack_lowering"
 
     @property
     def lowering_class(self) -> type:
-        return LaneLower
+        return _Lower
 
 
-class LaneCompiler(CompilerBase):
+class _Compiler(CompilerBase):
     def define_pipelines(self) -> list[PassManager]:
         manager = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        manager.passes = [(LaneLowering if p is NativeLowering else p, name) for p, name in manager.passes]
+        manager.passes = [(_Lowering if step is NativeLowering else step, name) for step, name in manager.passes]
         manager._finalized = False
         manager.finalize()
         return [manager]
-
-
-def compile_function(function: Callable[..., Any], arg_types: tuple[types.Type, ...]) -> Any:
-    flags = compiler.Flags()
-    flags.error_model = "numpy"
-    flags.fastmath = cpu.FastMathOptions({"contract"})
-    flags.release_gil = True
-    flags.nrt = False
-    flags.no_cfunc_wrapper = True
-    with global_compiler_lock:
-        return compiler.compile_extra(
-            cpu_target.typing_context,
-            cpu_target.target_context,
-            function,
-            arg_types,
-            types.none,
-            flags,
-            {},
-            pipeline_class=LaneCompiler,
-        )

@@ -6,6 +6,7 @@ import ast
 import functools
 import linecache
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from numba.core.errors import NumbaError
 from numstack.errors import KernelError
 from numstack.simt import (
     atomics,
+    cache,
     float16,  # noqa: F401  # teaches numba's CPU target float16
 )
-from numstack.simt.codegen import compile_function
+from numstack.simt.codegen import compile_function, load_function
+from numstack.simt.digest import source_digest
 from numstack.simt.emit import Emitter, NotTheSame
 from numstack.simt.flow import Statements
 from numstack.simt.geometry import Geometry
@@ -35,6 +38,7 @@ from numstack.simt.webs import split_variables
 from numstack.simt.wrap import wrap_negative_indices
 
 Dim = tuple[int, int, int]
+WARP_SIZE = 32
 
 
 class CompiledKernel:
@@ -49,21 +53,13 @@ class CompiledKernel:
     uses_dynamic_shared : bool
     """
 
-    def __init__(
-        self,
-        function: Any,
-        source: str,
-        has_global_atomics: bool,
-        uses_dynamic_shared: bool,
-        not_negative: tuple[int, ...],
-        general: Callable[[], CompiledKernel],
-    ) -> None:
-        self._function = function
-        self.source = source
-        self.has_global_atomics = has_global_atomics
-        self.uses_dynamic_shared = uses_dynamic_shared
-        #: Integer arguments that this code takes to be zero or more, and what compiles code without that.
-        self._not_negative = not_negative
+    def __init__(self, run: Callable[..., None], entry: cache.Entry, general: Callable[[], CompiledKernel]) -> None:
+        self.source = entry.source
+        self.has_global_atomics = entry.has_global_atomics
+        self.uses_dynamic_shared = entry.uses_dynamic_shared
+        self._run = run
+        self._not_negative = entry.not_negative
+        #: The same kernel for integer arguments below zero, compiled when they come.
         self._general = general
 
     def __call__(self, grid: Dim, first_block: int, last_block: int, shared_bytes: int, *args: Any) -> None:
@@ -73,7 +69,7 @@ class CompiledKernel:
                 self._general()(grid, first_block, last_block, shared_bytes, *args)
                 return
         shared = np.empty(shared_bytes if self.uses_dynamic_shared else 0, np.uint8)
-        self._function(*grid, first_block, last_block, shared, *args)
+        self._run(*grid, first_block, last_block, shared, *args)
 
 
 def compile_kernel(
@@ -95,21 +91,29 @@ def compile_kernel(
     KernelError
         If the kernel uses what is not supported; the message shows the line.
     """
-    if warp_size != 32:
+    if warp_size != WARP_SIZE:
         raise KernelError(f"warp_size={warp_size}; numba.cuda has warps of 32")
-    source = source_of(plain_function(py_func))
+    return _compile(plain_function(py_func), tuple(arg_types), block, True)
 
-    def compiled(*, assume_not_negative: bool) -> CompiledKernel:
-        writer = _Writer(flatten(source), tuple(arg_types), block, warp_size, assume_not_negative)
-        general = functools.cache(lambda: compiled(assume_not_negative=False))
-        return writer.compile(general)
 
-    return compiled(assume_not_negative=True)
+def _compile(
+    function: FunctionType, arg_types: tuple[types.Type, ...], block: Dim, assume_not_negative: bool
+) -> CompiledKernel:
+    digest = source_digest(function)
+    path = cache.entry_path(function.__name__, digest, str(arg_types), str(block), str(assume_not_negative))
+    entry = cache.load(path)
+    if entry is not None:
+        run = load_function(path.stem, entry.code)
+    else:
+        writer = _Writer(flatten(source_of(function)), arg_types, block, assume_not_negative)
+        run, entry = writer.compile(path.stem.replace("-", "_"))
+        cache.write_atomically(path, entry.to_bytes())
+    return CompiledKernel(run, entry, functools.cache(lambda: _compile(function, arg_types, block, False)))
 
 
 class _Writer:
     def __init__(
-        self, program: Program, arg_types: tuple[types.Type, ...], block: Dim, warp_size: int, assume_not_negative: bool
+        self, program: Program, arg_types: tuple[types.Type, ...], block: Dim, assume_not_negative: bool
     ) -> None:
         self.program = program
         self.arg_types = arg_types
@@ -118,7 +122,7 @@ class _Writer:
             raise KernelError(
                 f"{program.source.name} takes {len(program.parameters)} arguments but {len(arg_types)} types were given"
             )
-        self.geometry = Geometry(block, warp_size, contains(program.body, WarpOp))
+        self.geometry = Geometry(block, WARP_SIZE, contains(program.body, WarpOp))
         self.taken = program.taken
         self.namespace = dict(program.namespace)
 
@@ -220,7 +224,8 @@ class _Writer:
         offset = len(emitter.lines)
         emitter.lines += body
         emitter.places = {number + offset: place for number, place in places.items()}
-        for lines in (emitter.lane_lines, emitter.vector_lines, emitter.unroll_lines):
+        loops = emitter.loops
+        for lines in (loops.lanes, loops.vectors, loops.unrolled):
             moved = {number + offset for number in lines}
             lines.clear()
             lines |= moved
@@ -272,26 +277,25 @@ class _Writer:
 
     # Machine code.
 
-    def compile(self, general: Callable[[], CompiledKernel]) -> CompiledKernel:
+    def compile(self, symbol: str) -> tuple[Callable[..., None], cache.Entry]:
+        """What to call, and what to keep in the cache; ``symbol`` names the code in this process."""
         self.masks: set[str] = set()
         emitter = self.analyse()
         text = "\n".join(emitter.lines) + "\n"
-        filename = f"<numstack {self.name} {self.geometry.block} {id(self)}>"
+        filename = f"<numstack {symbol}>"
         environment = dict(emitter.storage.namespace)
         exec(compile(text, filename, "exec"), environment)
         linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
         function = environment[self.name]
-        function.lane_lines, function.unroll_lines = emitter.lane_lines, emitter.unroll_lines
-        function.vector_lines = emitter.vector_lines
+        function.__name__ = function.__qualname__ = symbol
         signature = (*(types.intp,) * 5, types.Array(types.uint8, 1, "C"), *self.arg_types)
         try:
-            result = compile_function(function, signature)
+            run, code = compile_function(function, signature, emitter.loops)
         except NumbaError as error:
-            if "DUMP" in __import__("os").environ: print(text)
             raise self.explained(error, emitter) from error
         dynamic = any(a.space == "shared" and a.shape == (0,) for a in emitter.storage.planner.allocations)
         assumed = tuple(i for i, parameter in enumerate(self.program.parameters) if parameter in self.assumed)
-        return CompiledKernel(result.entry_point, text, self.has_global_atomics(), dynamic, assumed, general)
+        return run, cache.Entry(text, self.has_global_atomics(), dynamic, assumed, code)
 
     def has_global_atomics(self) -> bool:
         shared = {node.target for node in walk(self.program.body) if isinstance(node, Alloc)}

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from numstack.simt import warp
+from numstack.simt.codegen import LoopLines
 from numstack.simt.flow import Statements
 from numstack.simt.geometry import Geometry
 from numstack.simt.nodes import PREFIX, SHUFFLES, Alloc, loaded
@@ -45,9 +46,8 @@ class Emitter:
 
     Attributes
     ----------
-    lane_lines, vector_lines, unroll_lines : set of int
-        Lines of the source that hold loops over lanes, those among them that must be vectorised whatever LLVM thinks
-        of the cost, and loops to be unrolled.
+    loops : LoopLines
+        Where loops are that the compiler must know about.
     places : dict of int to ast node
         The statement of the kernel behind a line.
     """
@@ -57,9 +57,7 @@ class Emitter:
         self.geometry = geometry
         self.uniformity = uniformity
         self.lines: list[str] = []
-        self.lane_lines: set[int] = set()
-        self.vector_lines: set[int] = set()
-        self.unroll_lines: set[int] = set()
+        self.loops = LoopLines(set(), set(), set())
         self.places: dict[int, ast.AST] = {}
         self.depth = 0
         self.uses: set[str] = set()
@@ -128,7 +126,7 @@ class Emitter:
         if isinstance(header, ast.For):
             number = self.indented(f"for {ast.unparse(header.target)} in {level(header.iter)}:", header)
             if self.storage.is_short_warp_loop(node):
-                self.unroll_lines.add(number)
+                self.loops.unrolled.add(number)
         else:
             self.indented(f"while {level(header.test)}:", header)
         self.nodes(node.body, level)
@@ -174,9 +172,9 @@ class Emitter:
     def begin_lanes(self) -> int:
         headers = self.geometry.lane_loops()
         for header in headers[:-1]:
-            self.unroll_lines.add(self.indented(header))
+            self.loops.unrolled.add(self.indented(header))
         number = self.indented(headers[-1])
-        self.lane_lines.add(number)
+        self.loops.lanes.add(number)
         self._last_place = None
         return number
 
@@ -210,7 +208,7 @@ class Emitter:
         reads = loaded([*statements, *masks]) | ({node.mask} if node.mask else set())
         number = self.begin_lanes()
         if self.storage.planner.is_simple(statements):
-            self.vector_lines.add(number)
+            self.loops.vectors.add(number)
         self.recomputed(reads)
         self.fetch((flow.exposed | ({node.mask} if node.mask else set())) | kept)
         if node.mask and statements:
@@ -249,7 +247,7 @@ class Emitter:
                 header = f"for {ast.unparse(statement.target)} in {self.in_thread(statement.iter)}:"
                 number = self.indented(header, statement)
                 if self.storage.planner.is_unrolled(statement):
-                    self.unroll_lines.add(number)
+                    self.loops.unrolled.add(number)
                 self.statements(statement.body)
                 self.depth -= 1
             elif isinstance(statement, ast.While):
