@@ -53,14 +53,11 @@ class LoopLines:
     ----------
     lanes : set of int
         Loops over lanes.
-    vectors : set of int
-        Those of them that become vectors whatever LLVM thinks of the cost.
     unrolled : set of int
         Loops to be unrolled completely.
     """
 
     lanes: set[int]
-    vectors: set[int]
     unrolled: set[int]
 
 
@@ -194,10 +191,9 @@ class _Lower(lowering.Lower):
         # llvmlite knows no attributes with values; they are written out as they stand.
         set.add(self.function.attributes, f'"prefer-vector-width"="{VECTOR_BITS}"')
         module = self.module
-        i1, i32 = llvm.IntType(1), llvm.IntType(32)
+        i32 = llvm.IntType(32)
         group = _Node(module)
         parallel = module.add_metadata(["llvm.loop.parallel_accesses", group])
-        vectorize = module.add_metadata(["llvm.loop.vectorize.enable", i1(1)])
         keep = module.add_metadata(["llvm.loop.unroll.disable"])
         unroll = module.add_metadata(["llvm.loop.unroll.full"])
         # What has become vectors may be unrolled.
@@ -205,7 +201,7 @@ class _Lower(lowering.Lower):
         then = module.add_metadata(["llvm.loop.vectorize.followup_vectorized", is_vector])
         for latch, line in self._latches:
             if line in self._loops.lanes:
-                properties = (parallel, keep, then, *((vectorize,) if line in self._loops.vectors else ()))
+                properties = (parallel, keep, then)
             elif line in self._loops.unrolled:
                 properties = (unroll,)
             else:

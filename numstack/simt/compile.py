@@ -225,7 +225,7 @@ class _Writer:
         emitter.lines += body
         emitter.places = {number + offset: place for number, place in places.items()}
         loops = emitter.loops
-        for lines in (loops.lanes, loops.vectors, loops.unrolled):
+        for lines in (loops.lanes, loops.unrolled):
             moved = {number + offset for number in lines}
             lines.clear()
             lines |= moved

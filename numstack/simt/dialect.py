@@ -88,8 +88,6 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
 }
 #: The builtins ``max`` and ``min``, for two numbers.
 PAIRWISE: dict[str, Callable[..., Any]] = {"max": max_of_two, "min": min_of_two}
-#: Functions that LLVM computes for a whole vector at once.
-VECTORISED: frozenset[Any] = frozenset([*_REPLACED.values(), *PAIRWISE.values()]) - {fmod}
 
 
 def replacement(value: Any) -> Callable[..., Any] | None:

@@ -57,7 +57,7 @@ class Emitter:
         self.geometry = geometry
         self.uniformity = uniformity
         self.lines: list[str] = []
-        self.loops = LoopLines(set(), set(), set())
+        self.loops = LoopLines(set(), set())
         self.places: dict[int, ast.AST] = {}
         self.depth = 0
         self.uses: set[str] = set()
@@ -169,14 +169,12 @@ class Emitter:
 
     # Loops over lanes.
 
-    def begin_lanes(self) -> int:
+    def begin_lanes(self) -> None:
         headers = self.geometry.lane_loops()
         for header in headers[:-1]:
             self.loops.unrolled.add(self.indented(header))
-        number = self.indented(headers[-1])
-        self.loops.lanes.add(number)
+        self.loops.lanes.add(self.indented(headers[-1]))
         self._last_place = None
-        return number
 
     def end_lanes(self) -> None:
         self.depth -= len(self.geometry.lane_loops())
@@ -206,9 +204,7 @@ class Emitter:
         kept = {name for name in written if storage.is_kept(node, name)}
         masks = node.masks
         reads = loaded([*statements, *masks]) | ({node.mask} if node.mask else set())
-        number = self.begin_lanes()
-        if self.storage.planner.is_simple(statements):
-            self.loops.vectors.add(number)
+        self.begin_lanes()
         self.recomputed(reads)
         self.fetch((flow.exposed | ({node.mask} if node.mask else set())) | kept)
         if node.mask and statements:

@@ -13,37 +13,15 @@ are neighbours in memory, are innermost and become vectors; a condition that dif
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-from numba.core import types
-
-from numstack.simt import dialect
 from numstack.simt.flow import Statements, assign, blocks, placed
 from numstack.simt.inline import Program
 from numstack.simt.nodes import SHUFFLES, Alloc, Barrier, WarpOp, contains, loaded, stored, walk
 from numstack.simt.recompute import Recomputed
-from numstack.simt.source import constant_object, error_at
+from numstack.simt.source import error_at
 from numstack.simt.uniform import BLOCK, CHUNK, THREAD, Uniformity
-
-_SIMPLE_CALLS = {
-    int,
-    float,
-    bool,
-    range,
-    abs,
-    *dialect.VECTORISED,
-    np.float32,
-    np.float64,
-    np.int32,
-    np.int64,
-    np.uint32,
-    math.sqrt,
-    math.fabs,
-}
 
 #: A constant loop is unrolled inside the lanes if that gives at most this many statements.
 MAX_UNROLLED = 96
@@ -456,17 +434,6 @@ class Planner:
                 size += 1 + inner
         return size
 
-    def is_simple(self, statements: Statements) -> bool:
-        """Whether statements of one thread are arithmetic and accesses only, so that lanes surely can be vectors."""
-        for node in walk(statements):
-            if isinstance(node, (ast.While, ast.Break)) or (isinstance(node, ast.For) and not self.is_unrolled(node)):
-                return False
-            if isinstance(node, ast.Call):
-                function = constant_object(node.func, self.uniformity.namespace)
-                if not isinstance(function, types.Type) and not _is_in(function, _SIMPLE_CALLS):
-                    return False
-        return True
-
     def trips(self, loop: ast.For | ast.While) -> float:
         """The constant number of iterations of a loop, else infinity."""
         if isinstance(loop, ast.For):
@@ -478,13 +445,6 @@ class Planner:
                 if all(isinstance(bound, int) for bound in bounds) and bounds[2:] != [0]:
                     return len(range(*bounds))
         return float("inf")
-
-
-def _is_in(value: Any, known: set[Any]) -> bool:
-    try:
-        return value in known
-    except TypeError:
-        return False
 
 
 def _breaks(statement: ast.stmt) -> bool:

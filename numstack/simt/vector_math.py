@@ -26,9 +26,7 @@ LN_2_LOW = np.float32(-2.12194440e-4)
 LEAST, MOST = np.float32(-86.6), np.float32(89)  # beyond these the result is 0 or infinite
 POLYNOMIAL = tuple(
     np.float32(c)
-    for c in (
-        1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1
-    )
+    for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 )
 C7, C6, C5, C4, C3, C2 = POLYNOMIAL
 ZERO, ONE = np.float32(0), np.float32(1)
