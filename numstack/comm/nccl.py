@@ -3,11 +3,11 @@
 Ranks agree over MPI before the first call of each kind (operation, dtype, size, options); so a difference is refused on
 all of them before data moves, as with every other back end. A call that they have agreed on once costs no exchange any
 more: it is enqueued, and the watchdogs compare afterwards what was called. ``NUMSTACK_COMM_CHECK=1`` lets ranks agree
-before every call, which finds the place in the program where they part, at some 20 us a call.
+before every call, which finds the place in the program where they part; each then costs the host a barrier.
 
 The mean is ncclAvg: no second pass over the data, and gradients are divided before they are summed, so that a sum in
 float16 does not overflow. It multiplies by 1/n in the array's dtype: exact for n = 2, 4, 8...; for other n a bfloat16
-result is off by up to 2^-8 of it. ``max`` and ``min`` may lose a NaN: NCCL takes the number.
+result is off by about 2^-8 of it. ``max`` and ``min`` may lose a NaN: NCCL takes the number.
 """
 
 from __future__ import annotations
@@ -198,11 +198,11 @@ class _Handle:
         Raises
         ------
         NcclError
-            If NCCL refuses a call, or the communicator was aborted before.
+            If NCCL refuses a call, or the communicator was closed or aborted before.
         """
         with self._lock:
             if self._comm is None:
-                raise NcclError("NCCL's communicator was aborted")
+                raise NcclError("NCCL's communicator was closed or aborted")
             try:
                 yield self._comm
             except self._library.NCCLError as error:

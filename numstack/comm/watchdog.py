@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numstack.device import Event
 
-# How often a watchdog looks. A look costs some 50 us of one core.
+# How often a watchdog looks. A look that finds nothing new costs microseconds.
 PERIOD_S = 0.05
 # Longest time that ending NCCL's kernels may take before the whole job is ended instead.
 ABORT_S = 60.0

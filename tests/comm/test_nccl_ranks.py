@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from pathlib import Path
 
@@ -14,18 +15,19 @@ from tests.mpirun import Finished, mpirun
 
 FAKE_NAMES, REAL_NAMES = names("fake-nccl"), names("nccl")
 
-# Four ranks on one GPU; libnccl must be 2.30 or newer (NUMSTACK_NCCL_LIBRARY names one).
+# Four ranks share one GPU, unless NUMSTACK_RANKS_PER_GPU=1 gives each its own; libnccl must be 2.30 or newer for that
+# (NUMSTACK_NCCL_LIBRARY names one).
 on_a_gpu = pytest.mark.skipif(
     current_device().kind != "cuda",
     reason="needs a GPU: NUMSTACK_DEVICE=cuda python -m pytest tests/comm/test_nccl_ranks.py",
 )
-GPU = {"NUMSTACK_RANKS_PER_GPU": "4"}
-on_the_cpu = {"NUMSTACK_DEVICE": "cpu"}
+ON_A_GPU = {"NUMSTACK_DEVICE": "cuda", "NUMSTACK_RANKS_PER_GPU": os.environ.get("NUMSTACK_RANKS_PER_GPU", "4")}
+ON_THE_CPU = {"NUMSTACK_DEVICE": "cpu"}
 
 
 @functools.cache
 def launched(backend: str, n: int) -> Finished:
-    env = GPU if backend == "nccl" else on_the_cpu
+    env = ON_A_GPU if backend == "nccl" else ON_THE_CPU
     return mpirun(n, "-m", "tests.comm.body", backend, timeout_s=280, env=env)
 
 
@@ -58,7 +60,7 @@ LIBRARIES = [pytest.param(FAKE, id="fake"), pytest.param((), id="nccl", marks=on
 
 
 def leaving(how: str, library: tuple[str, ...], timeout_s: str, *options: str) -> Finished:
-    env = {**(on_the_cpu if library else GPU), "NUMSTACK_COMM_TIMEOUT_S": timeout_s}
+    env = {**(ON_THE_CPU if library else ON_A_GPU), "NUMSTACK_COMM_TIMEOUT_S": timeout_s}
     finished = mpirun(2, "-m", "tests.comm.nccl_program", how, *library, timeout_s=90, env=env, options=options)
     assert finished.returncode != 0 or options, finished.output  # mpirun returns 0 where deaths are tolerated
     assert "never reached" not in finished.output
