@@ -211,9 +211,9 @@ class _Lower(lowering.Lower):
             latch.set_metadata("llvm.loop", node)
         for block in self.function.blocks:
             for instruction in block.instructions:
-                if isinstance(instruction, (llvm.LoadInstr, llvm.StoreInstr)):
-                    if not _is_variable(instruction.operands[-1]):
-                        instruction.set_metadata("llvm.access.group", group)
+                is_access = isinstance(instruction, (llvm.LoadInstr, llvm.StoreInstr))
+                if is_access and not _is_variable(instruction.operands[-1]):
+                    instruction.set_metadata("llvm.access.group", group)
 
 
 def _is_variable(pointer: Any) -> bool:

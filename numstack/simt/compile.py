@@ -301,7 +301,8 @@ class _Writer:
         shared = {node.target for node in walk(self.program.body) if isinstance(node, Alloc)}
         for node in walk(self.program.body):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in atomics.NAMES:
-                if not (isinstance(node.args[0], ast.Name) and node.args[0].id in shared):
+                array = node.args[0]
+                if not (isinstance(array, ast.Name) and array.id in shared):
                     return True
         return False
 

@@ -7,8 +7,8 @@
             ...
 
 Each loop over lanes reads what it needs of a thread's variables into scalars and writes back what is needed later. A
-variable that lives across barriers is an array with one element for each thread (``mean_threads``), one that lives within
-a region an array with one for each lane (``mean_lanes``), any other a scalar.
+variable that lives across barriers is an array with one element for each thread (``mean_threads``), one that lives
+within a region an array with one for each lane (``mean_lanes``), any other a scalar.
 """
 
 from __future__ import annotations

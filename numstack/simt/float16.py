@@ -1,7 +1,8 @@
 """float16 for numba's CPU target, which knows the type but has neither a representation nor arithmetic for it.
 
-Importing this gives it one: LLVM's ``half``, which the CPU's conversion instructions load and store, rounding to nearest
-even. Arithmetic promotes to float32, as numba's typing rules say; a result stored to a float16 array is rounded once.
+Importing this gives it one: LLVM's ``half``, which the CPU's conversion instructions load and store, rounding to
+nearest even. Arithmetic promotes to float32, as numba's typing rules say; what is stored to a float16 array is rounded
+once.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A chunk is what one vectorised loop covers. Where threads of a warp talk to one another, a chunk is a warp; elsewhere it
 is a row of the block (or 32 threads of a long row), so that neighbouring lanes are neighbours in ``threadIdx.x``.
 
-    block (128, 4), chunks of 32            block (16, 16), a row at a time     block (16, 4) with shuffles: 2 rows a warp
+    block (128, 4), chunks of 32            block (16, 16), a row at a time     block (16, 4), 2 rows a warp
     for thread_y in range(4):               for thread_y in range(16):          for first_y in range(0, 4, 2):
         for first_x in range(0, 128, 32):       for thread_x in range(16):          for this_row in range(2):
             for this_lane in range(32):                                                 for thread_x in range(16):

@@ -6,8 +6,9 @@
       Warp shuffled = ...       #   all lanes at once
       Lanes acc += shuffled
 
-A region runs chunk by chunk. A loop with equal trips for all lanes goes outside the loop over lanes, so that lanes, which
-are neighbours in memory, are innermost and become vectors; a condition that differs between lanes becomes a mask there.
+A region runs chunk by chunk. A loop with equal trips for all lanes goes outside the loop over lanes, so that lanes,
+which are neighbours in memory, are innermost and become vectors; a condition that differs between lanes becomes a mask
+there.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ class Planner:
         )
 
     def mask(self, wish: str, test: ast.expr, body: Statements, level: int, place: ast.AST) -> tuple[str, list[Node]]:
-        """A variable for a condition that guards ``body``, and what computes it unless it is computed again each time."""
+        """A variable for a condition that guards ``body``, and what computes it, unless it is recomputed each time."""
         name = self.new_variable(wish)
         test = placed(test, place)  # type: ignore[assignment]
         if self.recomputed.repeats_in(test, body, level):
@@ -226,7 +227,8 @@ class Planner:
             if leaving is None or contains(statement.body if leaving == "body" else statement.orelse, Barrier):
                 raise error_at(
                     inside,
-                    f"cuda.{inside.kind}() under the condition of line {statement.lineno}, which differs between threads",
+                    f"cuda.{inside.kind}() under the condition of line {statement.lineno}, which differs between "
+                    "threads",
                     "every thread of the block must reach a barrier: move it out of the condition",
                 )
             self.early_exit(statement, leaving, staying, run, flush, nodes, mask, in_loop)
@@ -326,8 +328,8 @@ class Planner:
                     inside = next(node for node in ast.walk(statement) if isinstance(node, WarpOp))
                     raise error_at(
                         inside,
-                        f"cuda.{inside.kind} in the loop of line {statement.lineno}, whose number of iterations differs "
-                        "between the lanes of a warp",
+                        f"cuda.{inside.kind} in the loop of line {statement.lineno}, whose number of iterations "
+                        "differs between the lanes of a warp",
                         "let all lanes run the same number of iterations, with a condition inside the loop",
                     )
                 flush()

@@ -1,10 +1,10 @@
 """Variables that are cheaper to compute again than to keep for every thread.
 
-    i = cuda.grid(1)          is computed in each loop over lanes that uses i: no array of one i per thread, and LLVM sees
-    row = i // C              that neighbouring lanes have neighbouring indices
+    i = cuda.grid(1)          is computed in each loop over lanes that uses i: no array of one i per thread, and LLVM
+    row = i // C              sees that neighbouring lanes have neighbouring indices
 
-A variable qualifies if it is assigned once, from indices, parameters and other such variables by plain arithmetic, and if
-all its uses come after that in the same pass through the code.
+A variable qualifies if it is assigned once, from indices, parameters and other such variables by plain arithmetic, and
+if all its uses come after that in the same pass through the code.
 """
 
 from __future__ import annotations

@@ -69,9 +69,10 @@ class Storage:
         for name in set().union(*self.liveness.before.values()) if self.liveness.before else set():
             self.tiles[name] = "threads" if name in self.liveness.at_region else "lanes"
         for node in self._nodes(planner.plan):
-            if isinstance(node, Warp) and node.operation.kind in SHUFFLES and node.operation.target is not None:
-                if node.operation.target in self.liveness.after[node]:
-                    self.tiles.setdefault(node.operation.target, "lanes")
+            if isinstance(node, Warp) and node.operation.kind in SHUFFLES:
+                target = node.operation.target
+                if target is not None and target in self.liveness.after[node]:
+                    self.tiles.setdefault(target, "lanes")
         self._guards: dict[Node, list[Guard]] = {}
         self._find_guards(planner.plan, [])
 
@@ -161,7 +162,7 @@ class Storage:
         )
 
     def recomputed(self, names: set[str]) -> list[tuple[str, ast.expr]]:
-        """Definitions of the recomputed variables of single threads among ``names``, and of those they need, in order."""
+        """Definitions of recomputed variables of single threads: of ``names`` and what they need, in order."""
         needed: set[str] = set()
         pending = [name for name in names if name in self.recomputed_variables]
         while pending:

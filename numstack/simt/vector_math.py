@@ -1,12 +1,12 @@
-"""``math.exp`` of a float32 as arithmetic that LLVM can put into vectors, in place of a call of the C library for each lane.
+"""``math.exp`` of a float32 as arithmetic that LLVM can put into vectors, in place of a call of the C library for each.
 
-exp(x) = 2^n exp(r) with n = round(x / ln 2), so that r is between -ln(2) / 2 and ln(2) / 2, where a polynomial of degree 7
-is enough. Adding 1.5 2^23 to a float32 rounds it to an integer, which then stands in the low bits of the sum: shifted into
-the exponent they are 2^n, without a conversion to int, which would be undefined for NaN.
+exp(x) = 2^n exp(r) with n = round(x / ln 2), so that r is between -ln(2) / 2 and ln(2) / 2, where a polynomial of
+degree 7 is enough. Adding 1.5 2^23 to a float32 rounds it to an integer, which then stands in the low bits of the sum:
+shifted into the exponent they are 2^n, without a conversion to int, which would be undefined for NaN.
 
-Within 1 unit in the last place of float64's result (measured over 10^6 values); exp(-inf) = 0, exp(inf) = inf, exp(NaN) =
-NaN. Results below 2^-125 are 0: on a CPU every denormal number costs a hundred cycles, and attention's masked scores
-would all be denormal. 0.25 ns a value instead of 2 ns. Polynomial: Cephes' expf (S. Moshier).
+Within 1 unit in the last place of float64's result (measured over 10^6 values); exp(-inf) = 0, exp(inf) = inf,
+exp(NaN) = NaN. Results below 2^-125 are 0: on a CPU every denormal number costs a hundred cycles, and attention's
+masked scores would all be denormal. 0.25 ns a value instead of 2 ns. Polynomial: Cephes' expf (S. Moshier).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Shuffles of whole warps as vector permutations.
 
-``shuffle_xor(to, to_offset, values, offset, mask)`` does ``to[to_offset + lane] = values[offset + (lane ^ mask)]`` for the
-32 lanes of a warp. Any mask is made of five permutations known in advance, one for each of its bits, so that it needs no
-gather; LLVM keeps one of them when the mask is a constant.
+``shuffle_xor(to, to_offset, values, offset, mask)`` does ``to[to_offset + lane] = values[offset + (lane ^ mask)]`` for
+the 32 lanes of a warp. Any mask is made of five permutations known in advance, one for each of its bits, so that it
+needs no gather; LLVM keeps one of them when the mask is a constant.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     x[-1]               ->   x[x.shape[0] - 1]
     if i > 0: x[i - 1]  ->   if i > 0: x[i - 1]
 
-Generated code does not wrap by itself, for LLVM rarely proves that an index is not negative, and then gathers elements one
-by one that lie side by side. What is proven here: thread indices, sizes, what is added and multiplied from such, loops that
-count up from such, and what a condition around the access says.
+Generated code does not wrap by itself, for LLVM rarely proves that an index is not negative, and then gathers elements
+one by one that lie side by side. What is proven here: thread indices, sizes, what is added and multiplied from such,
+loops that count up from such, and what a condition around the access says.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _Wrapper:
         #: Lower bounds of expressions, by their dump, and pairs (a, b) with a >= b, from the conditions around.
         self.bounds: dict[str, int] = {}
         self.ordered: set[tuple[str, str]] = set()
-        self.not_negative = {name for name in self.stores}
+        self.not_negative = set(self.stores)
         self._find_variables(program.body)
 
     # Variables: not negative until something else is assigned.
@@ -357,9 +357,9 @@ class _Indices(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        if isinstance(node.func, ast.Name) and node.func.id in atomics.NAMES and len(node.args) > 2:
-            if node.func.id != atomics.atomic_compare_and_swap.__name__:
-                node.args[1] = self.wrapper.indices(node.args[0], node.args[1])
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name in atomics.NAMES and name != atomics.atomic_compare_and_swap.__name__:
+            node.args[1] = self.wrapper.indices(node.args[0], node.args[1])
         return node
 
 
