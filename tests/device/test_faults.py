@@ -56,14 +56,14 @@ def test_an_asynchronous_fault_names_the_last_works_and_their_lines(tmp_path: os
     assert out.startswith("asynchronous")
     assert "CUDA_ERROR_ILLEGAL_ADDRESS: a kernel went outside its arrays" in out
     assert "last works submitted, newest last; NUMSTACK_SYNC=1 stops at the one at fault" in out
-    assert "program.wild grid=(1, 1, 1) block=(1, 1, 1) from" in out and "program.py:20" in out
+    assert "__main__.wild grid=(1, 1, 1) block=(1, 1, 1) from" in out and "program.py:19" in out
 
 
 def test_synchronous_mode_stops_at_the_one_at_fault(tmp_path: os.PathLike[str]) -> None:
     out = run(tmp_path, NUMSTACK_SYNC="1")
     assert "asynchronous" not in out
-    assert "program.wild failed with CUDA_ERROR_ILLEGAL_ADDRESS" in out
-    assert out.rstrip().splitlines()[-1].strip().startswith("program.wild")
+    assert "__main__.wild failed with CUDA_ERROR_ILLEGAL_ADDRESS" in out
+    assert out.rstrip().splitlines()[-1].strip().startswith("__main__.wild")
 
 
 def test_a_gpu_that_is_not_there_is_named() -> None:

@@ -136,12 +136,14 @@ class CudaDevice(Device):
     # memory
 
     def allocate(self, nbytes: int) -> Region:
-        result, address = driver.cuMemAlloc(nbytes)
-        if result == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        try:
+            return Region(int(call(driver.cuMemAlloc, nbytes)), nbytes)
+        except DriverError as error:
+            if error.result != "CUDA_ERROR_OUT_OF_MEMORY":
+                raise self.explain(error) from None
             free, total = call(driver.cuMemGetInfo)
-            raise OutOfMemory(f"allocate: {nbytes} bytes asked for, {free} of {total} bytes free on {self.name}")
-        self.check(result, "cuMemAlloc")
-        return Region(int(address), nbytes)
+            message = f"allocate: {nbytes} bytes asked for, {free} of {total} bytes free on {self.name}"
+            raise OutOfMemory(message) from None
 
     def release(self, region: Region) -> None:
         call(driver.cuMemFree, region.address)

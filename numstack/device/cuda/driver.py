@@ -6,7 +6,11 @@ from typing import Any
 
 from cuda.bindings import driver
 
+from numstack.device.current import current_device
 from numstack.errors import DeviceError
+
+# What a driver call says in a thread that has made no context current.
+NO_CONTEXT = (driver.CUresult.CUDA_ERROR_INVALID_CONTEXT, driver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED)
 
 # What a person can do about the errors that a correct program can meet.
 ADVICE = {
@@ -33,12 +37,17 @@ class DriverError(DeviceError):
 def call(function: Any, *args: Any) -> Any:
     """Call ``driver.function(*args)`` and return its values (None, the one, or a tuple).
 
+    A thread that has not used the GPU before has no context; it then gets the process's, and the call is made again.
+
     Raises
     ------
     DriverError
         If its result is not CUDA_SUCCESS.
     """
     result, *values = function(*args)
+    if result in NO_CONTEXT:
+        current_device().enter()  # type: ignore[attr-defined]
+        result, *values = function(*args)
     if result:
         raise DriverError(function.__name__, result.name)
     return values[0] if len(values) == 1 else tuple(values) or None

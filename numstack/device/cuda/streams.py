@@ -57,7 +57,10 @@ class CudaStream(Stream):
         try:
             work.run(self)
         except DriverError as error:
-            raise self.device.explain(error) from None
+            if error.result != "CUDA_ERROR_INVALID_CONTEXT":
+                raise self.device.explain(error) from None
+            self.device.enter()  # the first work of this thread
+            work.run(self)
         self.device.remember(work)
 
     def record(self) -> CudaEvent:
