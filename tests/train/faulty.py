@@ -7,6 +7,7 @@ import resource
 import runpy
 import signal
 import sys
+import time
 from typing import Any
 
 import numstack.train
@@ -26,7 +27,7 @@ def train_step(*args: Any, **options: Any) -> float:
     n_steps += 1
     if n_steps == STEP and RANK == 1:
         if FAULT == "raises":
-            raise ZeroDivisionError("planted")
+            raise ZeroDivisionError(f"planted at {time.time()}")
         if FAULT == "is signalled":
             os.kill(os.getpid(), signal.SIGTERM)
     if n_steps == STEP and FAULT == "interrupt mpirun" and RANK == 0:
@@ -37,6 +38,7 @@ def train_step(*args: Any, **options: Any) -> float:
 def save(*args: Any, **options: Any) -> Any:
     """The second checkpoint finds the disk full."""
     if FAULT == "full disk" and options["step"] > 5:
+        print(f"planted at {time.time()}", flush=True)
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
     return real_save(*args, **options)
 

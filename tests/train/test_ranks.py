@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from tests.train.conftest import EXAMPLE, Train
 from tests.train.test_run import bits, losses, newest
 
 FAULTY = str(ROOT / "tests" / "train" / "faulty.py")
-# Importing and compiling take their time on a busy machine; what must be over in 10 s is the end after the fault.
-PATIENCE_S = 60
-GRACE_S = 10
+# Importing, and compiling the first time, take their while on a busy machine; what must be prompt is the end after the
+# fault.
+PATIENCE_S = 240
+PROMPT_S = 10
 
 
 def launch(*arguments: str, n: int = 2) -> Finished:
@@ -39,6 +41,13 @@ def complaint(result: Finished) -> str:
     assert result.returncode != 0
     assert "Traceback" not in result.output
     return lines[0]
+
+
+def seconds_since_fault(result: Finished) -> float:
+    """From when faulty.py says that it planted its fault until now."""
+    planted = re.search(r"planted at ([0-9.]+)", result.output)
+    assert planted is not None, result.output
+    return time.time() - float(planted[1])
 
 
 def test_one_and_two_ranks_agree(train: Train, tiny: list[str], tmp_path: Path) -> None:
@@ -92,11 +101,13 @@ def test_one_rank_raising_shows_its_traceback_and_ends_all(tiny: list[str], tmp_
     assert result.returncode != 0
     assert result.output.count("Traceback") == 1
     assert "ZeroDivisionError: planted" in result.output
+    assert seconds_since_fault(result) < PROMPT_S
     assert newest(tmp_path / "run").step == 5
 
 
 def test_full_disk_keeps_the_previous_checkpoint(tiny: list[str], tmp_path: Path) -> None:
     result = launch(FAULTY, "full disk", *tiny, "--checkpoint-every", "5", "--out", str(tmp_path / "run"))
+    assert seconds_since_fault(result) < PROMPT_S
     assert "the checkpoint of step 10 cannot be written" in complaint(result)
     assert "step_00000005 is whole, resume from it" in complaint(result)
     assert newest(tmp_path / "run").step == 5
@@ -126,7 +137,6 @@ def test_bad_input_is_one_line_from_both_ranks(train: Train, tiny: list[str], te
     for options, message in cases:
         result = launch(EXAMPLE, *options)
         assert message in complaint(result)
-        assert result.seconds < PATIENCE_S - GRACE_S
 
 
 def test_unknown_option(tmp_path: Path) -> None:
