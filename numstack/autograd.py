@@ -119,15 +119,17 @@ class Node:
         if isinstance(target, Node) and target.gradient is None:
             target.gradient = gradient.reshape(target._shape)
             return
-        if isinstance(target, Tensor) and target.grad is None:
+        if isinstance(target, Tensor) and target.grad is None and gradient.dtype == target.array.dtype:
             target.grad = Tensor(gradient.reshape(target.shape))
             return
         array, held = self._slot(index)
         gradient = gradient.reshape(array.shape)
         if held:
             elementwise.add(array, gradient, array)
-        else:
+        elif gradient.dtype == array.dtype:
             current_device().copy(array, gradient)
+        else:
+            elementwise.cast(gradient, array)
 
     def _slot(self, index: int) -> tuple[Any, bool]:
         """The array of an input's gradient, in the input's shape, and whether it holds something already."""

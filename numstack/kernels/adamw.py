@@ -13,7 +13,8 @@ At step t = 1, 2, ... with gradient g = grad_scale_1 grad::
 
 The decay is decoupled: it acts on the parameter, not through the gradient. ``grad_scale_1`` is read on the device (a
 clipping factor, one over a loss scale); if it is not finite, nothing is changed: a step that overflowed is skipped
-without the host knowing. With ``master``, float32 copies of the parameters are updated, and rounded into param.
+without the host knowing. Then only the device knows t, and ``step`` is its count. With ``master``, float32 copies of
+the parameters are updated, and rounded into param.
 
 One variant: one thread an element, a block a segment. Source: Loshchilov, Hutter 2019, "Decoupled Weight Decay
 Regularization", algorithm 2.
@@ -22,7 +23,7 @@ Regularization", algorithm 2.
 import math
 
 import numpy as np
-from numba import cuda
+from numba import cuda, float32
 
 from numstack.device import Array, Stream, kernel, narrow, widen
 from numstack.errors import ConfigError
@@ -78,11 +79,24 @@ def _updated(value, m, v, grad, decay, lr, rate1, rate2, eps, correct1, correct2
     return value - lr * (decay * value + update), m, v
 
 
+@cuda.jit(device=True)
+def _correction(bias, steps_1, counted):
+    """1 / (1 - beta^t): bias itself, or of the count t where bias is log(beta).
+
+    expm1 keeps the digits that 1 - beta^t would lose where beta^t is close to 1.
+    """
+    if counted:
+        return float32(-1) / math.expm1(bias * float32(steps_1[0]))
+    return bias
+
+
 @kernel
-def _step(param_N, grad_N, m_N, v_N, decay_S, grad_scale_1, lr, rate1, rate2, eps, correct1, correct2):
+def _step(param_N, grad_N, m_N, v_N, decay_S, grad_scale_1, steps_1, counted, lr, rate1, rate2, eps, bias1, bias2):
     i = cuda.grid(1)
     scale = grad_scale_1[0]
     decay = decay_S[cuda.blockIdx.x]
+    correct1 = _correction(bias1, steps_1, counted)
+    correct2 = _correction(bias2, steps_1, counted)
     if i < param_N.size and math.isfinite(scale):
         grad = widen(grad_N[i]) * scale
         value, m, v = _updated(
@@ -94,10 +108,14 @@ def _step(param_N, grad_N, m_N, v_N, decay_S, grad_scale_1, lr, rate1, rate2, ep
 
 
 @kernel
-def _step_master(param_N, master_N, grad_N, m_N, v_N, decay_S, grad_scale_1, lr, rate1, rate2, eps, correct1, correct2):
+def _step_master(
+    param_N, master_N, grad_N, m_N, v_N, decay_S, grad_scale_1, steps_1, counted, lr, rate1, rate2, eps, bias1, bias2
+):
     i = cuda.grid(1)
     scale = grad_scale_1[0]
     decay = decay_S[cuda.blockIdx.x]
+    correct1 = _correction(bias1, steps_1, counted)
+    correct2 = _correction(bias2, steps_1, counted)
     if i < param_N.size and math.isfinite(scale):
         grad = widen(grad_N[i]) * scale
         value, m, v = _updated(master_N[i], m_N[i], v_N[i], grad, decay, lr, rate1, rate2, eps, correct1, correct2)
@@ -118,7 +136,7 @@ def step(
     beta1: float,
     beta2: float,
     eps: float,
-    step: int,
+    step: int | Array,
     grad_scale_1: Array,
     master: Array | None = None,
     stream: Stream | None = None,
@@ -133,8 +151,8 @@ def step(
     decay_S : array, shape (ceil(N / SEGMENT),), float32
         Weight decay of each segment; 0 for biases, gains and embeddings that should keep their size.
     lr, beta1, beta2, eps : float
-    step : int
-        Counts from 1.
+    step : int, or array, shape (1,), int32
+        Counts from 1. On the device where steps may be skipped: then it is t of this step if it is taken.
     grad_scale_1 : array, shape (1,), float32
         Multiplied into the gradient; not finite: the step changes nothing.
     master : array, shape (N,), float32, optional
@@ -151,7 +169,7 @@ def step(
     -----
     Workspace: none. Deterministic: yes.
     """
-    if step < 1:
+    if isinstance(step, int) and step < 1:
         raise ConfigError(f"adamw: step={step}; the first step is step 1")
     check_ndim("adamw", 1, param_N=param_N)
     shape = param_N.shape
@@ -162,8 +180,15 @@ def step(
     check_floats("adamw", param_N=param_N, grad_N=grad_N)
     check_dtype("adamw", np.float32, decay_S=decay_S, grad_scale_1=grad_scale_1, **moments)
     check_contiguous("adamw", param_N=param_N, grad_N=grad_N, decay_S=decay_S, **moments)
-    constants = (lr, 1 - beta1, 1 - beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step))
-    state = (grad_N, m_N, v_N, decay_S, grad_scale_1, *(float(x) for x in constants))
+    if isinstance(step, int):
+        # decay_S stands in for the count; the kernel does not touch it.
+        steps_1, counted, biases = decay_S, False, [1 / (1 - beta**step) for beta in (beta1, beta2)]
+    else:
+        check_shape("adamw", (1,), step=step)
+        check_dtype("adamw", np.int32, step=step)
+        steps_1, counted, biases = step, True, [math.log(beta) if beta > 0 else -math.inf for beta in (beta1, beta2)]
+    constants = (lr, 1 - beta1, 1 - beta2, eps, *biases)
+    state = (grad_N, m_N, v_N, decay_S, grad_scale_1, steps_1, counted, *(float(x) for x in constants))
     grid = ceil_div(param_N.size, SEGMENT)
     if master is None:
         _step[grid, SEGMENT, stream](param_N, *state, flops=14 * param_N.size)

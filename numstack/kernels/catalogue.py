@@ -22,6 +22,7 @@ from numstack.kernels import (
     gelu,
     gemm,
     layernorm,
+    loss_scale,
     reduce,
     softmax,
 )
@@ -46,7 +47,7 @@ class Launch(NamedTuple):
 def launches(array: MakeArray, dtype: np.dtype | type) -> Iterator[Launch]:
     """Every launch with activations and weights stored as ``dtype`` (uint16 for bfloat16).
 
-    Statistics, losses, parameter gradients and optimiser state are float32, as in training.
+    Norms' gains, statistics, losses, parameter gradients and optimiser state are float32, as in training.
     """
     for family in (_gemm, _gelu, _rows, _losses, _attention, _embedding, _optimiser, _reductions, _elementwise):
         yield from family(array, np.dtype(dtype))
@@ -82,8 +83,7 @@ def _gelu(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
 
 def _rows(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
     x, y, dy, dx = (array((R, C), dtype) for _ in range(4))
-    weight, bias = array((C,), dtype), array((C,), dtype)
-    dweight, dbias = array((C,), np.float32), array((C,), np.float32)
+    weight, bias, dweight, dbias = (array((C,), np.float32) for _ in range(4))
     mean, rstd = array((R,), np.float32), array((R,), np.float32)
     workspace = array((layernorm.workspace_size(R, C),), np.float32)
     forward = partial(layernorm.forward, x, weight, bias, y, mean, rstd, eps=1e-5)
@@ -134,12 +134,22 @@ def _optimiser(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
     n = 1 << 20
     param, grad, m, v = (array((n,), np.float32) for _ in range(4))
     decay, scale = array((n // adamw.SEGMENT,), np.float32), array((1,), np.float32)
-    options = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "step": 1, "grad_scale_1": scale}
-    if dtype == np.float32:
-        yield Launch("adamw.step", "", partial(adamw.step, param, grad, m, v, decay, **options))
-    else:
-        low = array((n,), dtype)
-        yield Launch("adamw.step", "", partial(adamw.step, low, grad, m, v, decay, master=param, **options))
+    options = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "grad_scale_1": scale}
+    stored = param if dtype == np.float32 else array((n,), dtype)
+    master = None if dtype == np.float32 else param
+    for step in (1, array((1,), np.int32)):  # counted on the host, or by loss scaling on the device
+        run = partial(adamw.step, stored, grad, m, v, decay, master=master, step=step, **options)
+        yield Launch("adamw.step", "", run)
+    counts = array((3,), np.int32)
+    scaling: dict[str, Any] = {
+        "max_norm": 1.0,
+        "growth": 2.0,
+        "backoff": 0.5,
+        "window": 2000,
+        "smallest": 1.0,
+        "largest": 2.0**24,
+    }
+    yield Launch("loss_scale.update", "", partial(loss_scale.update, scale, scale, counts, scale, **scaling))
 
 
 def _reductions(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:

@@ -9,7 +9,9 @@ Backward, with a scale s for all rows (1 / number of targets for a mean, times t
 
     dl_rv = s (exp(l_rv - lse_r) - [v = t_r])
 
-The gradient may overwrite the logits: with 50,000 classes they are by far the largest arrays of a training step.
+The gradient may overwrite the logits: with 50,000 classes they are by far the largest arrays of a training step. Rows
+may be longer than there are classes, so that they start at addresses that hardware likes: padding counts for nothing,
+and its gradient is 0.
 
 A row whose target is ``ignore_index`` is not read: its loss, log-sum-exp and gradient are 0. Any other target outside
 [0, V) gives loss NaN and a gradient row of NaN, and no access outside the arrays: the host checks targets before they
@@ -25,6 +27,7 @@ import numpy as np
 from numba import cuda, float32
 
 from numstack.device import Array, Stream, kernel, narrow, widen
+from numstack.errors import ShapeError
 from numstack.kernels.launch import (
     ceil_div,
     check_contiguous,
@@ -67,21 +70,20 @@ def reference_backward(
 
 
 @cuda.jit(device=True)
-def _thread_max_and_sum(logits_RV, row):
-    """Largest logit of a row, and the sum of exp(logit - largest), by one thread."""
-    V = logits_RV.shape[1]
+def _thread_max_and_sum(logits_RV, row, classes):
+    """Largest of the first ``classes`` logits of a row, and the sum of exp(logit - largest), by one thread."""
     largest = LOWEST
-    for v in range(V):
+    for v in range(classes):
         largest = max(largest, widen(logits_RV[row, v]))
     total = float32(0)
-    for v in range(V):
+    for v in range(classes):
         total += math.exp(widen(logits_RV[row, v]) - largest)
     return largest, total
 
 
 @cuda.jit(device=True)
 def _block_max_and_sum(logits_RV, row, classes, warps):
-    """The same of the first ``classes`` logits of a row, by a block; ``warps``: as for block_sum."""
+    """The same by a block; ``warps``: as for block_sum."""
     own_largest = LOWEST
     own_total = float32(0)
     for v0 in range(0, logits_RV.shape[1], cuda.blockDim.x):
@@ -96,9 +98,9 @@ def _block_max_and_sum(logits_RV, row, classes, warps):
 
 
 @cuda.jit(device=True)
-def _target_logit(logits_RV, row, target):
+def _target_logit(logits_RV, row, target, classes):
     """The logit of the target; NaN if there is none."""
-    if target >= 0 and target < logits_RV.shape[1]:
+    if target >= 0 and target < classes:
         return widen(logits_RV[row, target])
     return float32(math.nan)
 
@@ -112,50 +114,51 @@ def _gradient(probability, is_target, scale):
 
 
 @kernel
-def _forward_thread_per_row(logits_RV, targets_R, loss_R, lse_R, ignore_index):
+def _forward_thread_per_row(logits_RV, targets_R, loss_R, lse_R, classes, ignore_index):
     row = cuda.grid(1)
     if row < logits_RV.shape[0]:
         target = targets_R[row]
         loss = float32(0)
         lse = float32(0)
         if target != ignore_index:
-            largest, total = _thread_max_and_sum(logits_RV, row)
+            largest, total = _thread_max_and_sum(logits_RV, row, classes)
             lse = largest + math.log(total)
-            loss = lse - _target_logit(logits_RV, row, target)
+            loss = lse - _target_logit(logits_RV, row, target, classes)
         loss_R[row] = loss
         lse_R[row] = lse
 
 
 @kernel
-def _forward_block_per_row(logits_RV, targets_R, loss_R, lse_R, ignore_index):
+def _forward_block_per_row(logits_RV, targets_R, loss_R, lse_R, classes, ignore_index):
     warps = cuda.shared.array(WARP, float32)
     row = cuda.blockIdx.x
     target = targets_R[row]
     ignored = target == ignore_index
-    largest, total = _block_max_and_sum(logits_RV, row, 0 if ignored else logits_RV.shape[1], warps)
+    largest, total = _block_max_and_sum(logits_RV, row, 0 if ignored else classes, warps)
     if cuda.threadIdx.x == 0:
         lse = largest + math.log(total)
-        loss_R[row] = float32(0) if ignored else lse - _target_logit(logits_RV, row, target)
+        loss_R[row] = float32(0) if ignored else lse - _target_logit(logits_RV, row, target, classes)
         lse_R[row] = float32(0) if ignored else lse
 
 
 @kernel
-def _backward(logits_RV, targets_R, lse_R, dlogits_RV, scale_1, ignore_index):
+def _backward(logits_RV, targets_R, lse_R, dlogits_RV, scale_1, classes, ignore_index):
     row = cuda.blockIdx.x
     V = logits_RV.shape[1]
     target = targets_R[row]
     lse = lse_R[row]
     ignored = target == ignore_index
-    scale = scale_1[0] if target >= 0 and target < V else float32(math.nan)
+    scale = scale_1[0] if target >= 0 and target < classes else float32(math.nan)
     for v0 in range(0, V, cuda.blockDim.x):
         v = v0 + cuda.threadIdx.x
         if v < V:
             gradient = _gradient(math.exp(widen(logits_RV[row, v]) - lse), v == target, scale)
-            dlogits_RV[row, v] = narrow(float32(0) if ignored else gradient, dlogits_RV.dtype)
+            nothing = ignored or v >= classes
+            dlogits_RV[row, v] = narrow(float32(0) if nothing else gradient, dlogits_RV.dtype)
 
 
 @kernel
-def _forward_backward_thread_per_row(logits_RV, targets_R, loss_R, dlogits_RV, scale_1, ignore_index):
+def _forward_backward_thread_per_row(logits_RV, targets_R, loss_R, dlogits_RV, scale_1, classes, ignore_index):
     row = cuda.grid(1)
     V = logits_RV.shape[1]
     if row < logits_RV.shape[0]:
@@ -165,25 +168,28 @@ def _forward_backward_thread_per_row(logits_RV, targets_R, loss_R, dlogits_RV, s
             for v in range(V):
                 dlogits_RV[row, v] = narrow(float32(0), dlogits_RV.dtype)
         else:
-            scale = scale_1[0] if target >= 0 and target < V else float32(math.nan)
-            largest, total = _thread_max_and_sum(logits_RV, row)
-            loss_R[row] = largest + math.log(total) - _target_logit(logits_RV, row, target)
+            scale = scale_1[0] if target >= 0 and target < classes else float32(math.nan)
+            largest, total = _thread_max_and_sum(logits_RV, row, classes)
+            loss_R[row] = largest + math.log(total) - _target_logit(logits_RV, row, target, classes)
             for v in range(V):
-                probability = math.exp(widen(logits_RV[row, v]) - largest) / total
-                dlogits_RV[row, v] = narrow(_gradient(probability, v == target, scale), dlogits_RV.dtype)
+                gradient = float32(0)
+                if v < classes:
+                    probability = math.exp(widen(logits_RV[row, v]) - largest) / total
+                    gradient = _gradient(probability, v == target, scale)
+                dlogits_RV[row, v] = narrow(gradient, dlogits_RV.dtype)
 
 
 @kernel
-def _forward_backward_block_per_row(logits_RV, targets_R, loss_R, dlogits_RV, scale_1, ignore_index):
+def _forward_backward_block_per_row(logits_RV, targets_R, loss_R, dlogits_RV, scale_1, classes, ignore_index):
     warps = cuda.shared.array(WARP, float32)
     row = cuda.blockIdx.x
     V = logits_RV.shape[1]
     target = targets_R[row]
     ignored = target == ignore_index
-    scale = scale_1[0] if target >= 0 and target < V else float32(math.nan)
+    scale = scale_1[0] if target >= 0 and target < classes else float32(math.nan)
     # Read before the barriers of the sum: after them the gradient may overwrite it.
-    target_logit = _target_logit(logits_RV, row, target)
-    largest, total = _block_max_and_sum(logits_RV, row, 0 if ignored else V, warps)
+    target_logit = _target_logit(logits_RV, row, target, classes)
+    largest, total = _block_max_and_sum(logits_RV, row, 0 if ignored else classes, warps)
     if cuda.threadIdx.x == 0:
         loss_R[row] = float32(0) if ignored else largest + math.log(total) - target_logit
     inverse = float32(1) / total
@@ -191,7 +197,8 @@ def _forward_backward_block_per_row(logits_RV, targets_R, loss_R, dlogits_RV, sc
         v = v0 + cuda.threadIdx.x
         if v < V:
             gradient = _gradient(math.exp(widen(logits_RV[row, v]) - largest) * inverse, v == target, scale)
-            dlogits_RV[row, v] = narrow(float32(0) if ignored else gradient, dlogits_RV.dtype)
+            nothing = ignored or v >= classes
+            dlogits_RV[row, v] = narrow(float32(0) if nothing else gradient, dlogits_RV.dtype)
 
 
 # --- launchers -------------------------------------------------------------------------------------------------------
@@ -202,17 +209,19 @@ def _row_threads(V: int) -> int:
 
 
 def _forward_by_threads(
-    logits: Array, targets: Array, loss: Array, lse: Array, ignore_index: int, stream: Stream | None
+    logits: Array, targets: Array, loss: Array, lse: Array, classes: int, ignore_index: int, stream: Stream | None
 ) -> None:
     grid = ceil_div(logits.shape[0], BLOCK)
-    _forward_thread_per_row[grid, BLOCK, stream](logits, targets, loss, lse, ignore_index)
+    _forward_thread_per_row[grid, BLOCK, stream](logits, targets, loss, lse, classes, ignore_index)
 
 
 def _forward_by_blocks(
-    logits: Array, targets: Array, loss: Array, lse: Array, ignore_index: int, stream: Stream | None
+    logits: Array, targets: Array, loss: Array, lse: Array, classes: int, ignore_index: int, stream: Stream | None
 ) -> None:
     R, V = logits.shape
-    _forward_block_per_row[R, _row_threads(V), stream](logits, targets, loss, lse, ignore_index, flops=4 * logits.size)
+    _forward_block_per_row[R, _row_threads(V), stream](
+        logits, targets, loss, lse, classes, ignore_index, flops=4 * logits.size
+    )
 
 
 def _forward_backward_by_threads(
@@ -221,11 +230,12 @@ def _forward_backward_by_threads(
     loss: Array,
     dlogits: Array,
     scale: Array,
+    classes: int,
     ignore_index: int,
     stream: Stream | None,
 ) -> None:
     grid = ceil_div(logits.shape[0], BLOCK)
-    _forward_backward_thread_per_row[grid, BLOCK, stream](logits, targets, loss, dlogits, scale, ignore_index)
+    _forward_backward_thread_per_row[grid, BLOCK, stream](logits, targets, loss, dlogits, scale, classes, ignore_index)
 
 
 def _forward_backward_by_blocks(
@@ -234,12 +244,13 @@ def _forward_backward_by_blocks(
     loss: Array,
     dlogits: Array,
     scale: Array,
+    classes: int,
     ignore_index: int,
     stream: Stream | None,
 ) -> None:
     R, V = logits.shape
     _forward_backward_block_per_row[R, _row_threads(V), stream](
-        logits, targets, loss, dlogits, scale, ignore_index, flops=7 * logits.size
+        logits, targets, loss, dlogits, scale, classes, ignore_index, flops=7 * logits.size
     )
 
 
@@ -261,11 +272,18 @@ FORWARD_BACKWARD = Variants(
 
 
 def _check(
-    logits: Array, targets: Array, scale: Array | None, floats: dict[str, Array], rows: dict[str, Array]
-) -> None:
-    """``floats`` have the logits' shape, ``rows`` one float32 a row."""
+    logits: Array,
+    targets: Array,
+    scale: Array | None,
+    floats: dict[str, Array],
+    rows: dict[str, Array],
+    n_classes: int | None,
+) -> int:
+    """The number of classes. ``floats`` have the logits' shape, ``rows`` one float32 a row."""
     check_ndim("cross_entropy", 2, logits_RV=logits)
-    R = logits.shape[0]
+    R, V = logits.shape
+    if n_classes is not None and not 1 <= n_classes <= V:
+        raise ShapeError(f"cross_entropy: n_classes={n_classes} but logits_RV has shape {logits.shape}: 1 to {V} fit")
     check_shape("cross_entropy", (R,), targets_R=targets, **rows)
     check_shape("cross_entropy", logits.shape, **floats)
     check_floats("cross_entropy", logits_RV=logits, **floats)
@@ -275,6 +293,7 @@ def _check(
     if scale is not None:
         check_shape("cross_entropy", (1,), scale_1=scale)
         check_dtype("cross_entropy", np.float32, scale_1=scale)
+    return V if n_classes is None else n_classes
 
 
 def forward(
@@ -283,6 +302,7 @@ def forward(
     loss_R: Array,
     lse_R: Array,
     *,
+    n_classes: int | None = None,
     ignore_index: int = -1,
     variant: str | None = None,
     stream: Stream | None = None,
@@ -296,6 +316,8 @@ def forward(
         Class of each row, or ``ignore_index``.
     loss_R, lse_R : array, shape (R,), float32
         In nats. Both 0 for an ignored row; loss NaN for a target that is no class.
+    n_classes : int, optional
+        How many columns of the logits are classes, if not all V: those after them are padding.
     variant : str, optional
         A name of ``FORWARD``.
 
@@ -308,8 +330,8 @@ def forward(
     -----
     Workspace: none. Deterministic: yes.
     """
-    _check(logits_RV, targets_R, None, {}, {"loss_R": loss_R, "lse_R": lse_R})
-    FORWARD.pick(variant).launch(logits_RV, targets_R, loss_R, lse_R, ignore_index, stream)
+    classes = _check(logits_RV, targets_R, None, {}, {"loss_R": loss_R, "lse_R": lse_R}, n_classes)
+    FORWARD.pick(variant).launch(logits_RV, targets_R, loss_R, lse_R, classes, ignore_index, stream)
 
 
 def backward(
@@ -319,6 +341,7 @@ def backward(
     dlogits_RV: Array,
     scale_1: Array,
     *,
+    n_classes: int | None = None,
     ignore_index: int = -1,
     stream: Stream | None = None,
 ) -> None:
@@ -333,6 +356,8 @@ def backward(
         From :func:`forward`.
     scale_1 : array, shape (1,), float32
         On the device, so that the number of targets or a loss scale needs no wait.
+    n_classes : int, optional
+        As given to :func:`forward`; the gradient of padding is 0.
 
     Raises
     ------
@@ -343,10 +368,10 @@ def backward(
     -----
     Workspace: none. Deterministic: yes.
     """
-    _check(logits_RV, targets_R, scale_1, {"dlogits_RV": dlogits_RV}, {"lse_R": lse_R})
+    classes = _check(logits_RV, targets_R, scale_1, {"dlogits_RV": dlogits_RV}, {"lse_R": lse_R}, n_classes)
     R, V = logits_RV.shape
     _backward[R, _row_threads(V), stream](
-        logits_RV, targets_R, lse_R, dlogits_RV, scale_1, ignore_index, flops=3 * logits_RV.size
+        logits_RV, targets_R, lse_R, dlogits_RV, scale_1, classes, ignore_index, flops=3 * logits_RV.size
     )
 
 
@@ -357,6 +382,7 @@ def forward_backward(
     dlogits_RV: Array,
     scale_1: Array,
     *,
+    n_classes: int | None = None,
     ignore_index: int = -1,
     variant: str | None = None,
     stream: Stream | None = None,
@@ -370,6 +396,8 @@ def forward_backward(
     targets_R : array, shape (R,), int32
     loss_R : array, shape (R,), float32
     scale_1 : array, shape (1,), float32
+    n_classes : int, optional
+        How many columns of the logits are classes; the gradient of the others is 0.
     variant : str, optional
         A name of ``FORWARD_BACKWARD``.
 
@@ -382,5 +410,6 @@ def forward_backward(
     -----
     Workspace: none. Deterministic: yes.
     """
-    _check(logits_RV, targets_R, scale_1, {"dlogits_RV": dlogits_RV}, {"loss_R": loss_R})
-    FORWARD_BACKWARD.pick(variant).launch(logits_RV, targets_R, loss_R, dlogits_RV, scale_1, ignore_index, stream)
+    classes = _check(logits_RV, targets_R, scale_1, {"dlogits_RV": dlogits_RV}, {"loss_R": loss_R}, n_classes)
+    launch = FORWARD_BACKWARD.pick(variant).launch
+    launch(logits_RV, targets_R, loss_R, dlogits_RV, scale_1, classes, ignore_index, stream)

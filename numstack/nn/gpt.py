@@ -5,6 +5,8 @@
     tokens -> wte[token] + wpe[position] -> dropout -> L blocks -> ln_f -> logits = x wteᵀ
     block:  x = x + dropout(attention(ln_1(x)))        x = x + dropout(mlp(ln_2(x)))
 
+The residual stream x is stored as the embedding part of the precision says, each branch as its own part says.
+
 Weights start normally distributed with standard deviation 0.02, those that end a branch with 0.02 / sqrt(2 L), so that
 the residual stream keeps its variance; biases start at 0.
 """
@@ -26,9 +28,12 @@ from numstack.errors import ConfigError, DataError
 from numstack.nn.layers import Embedding, LayerNorm, Linear
 from numstack.nn.module import Module
 from numstack.nn.parameters import ParameterStore
+from numstack.precision import Policy, Precision
 from numstack.tensor import Tensor
 
 INITIAL_STD = 0.02
+PADDED_TO = 128
+"""Rows of a large table of tokens, and so columns of the logits, are a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,16 @@ class GPTConfig:
         if not 0 < self.layer_norm_eps < 1:
             raise ConfigError(f"GPTConfig: layer_norm_eps={self.layer_norm_eps}; choose above 0 and below 1")
 
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the token table in memory: 50304 for 50257 ids.
+
+        Rows of logits then start at multiples of 256 bytes, as vector loads and TMA want them, and the tiles of the
+        head's matrix product are full. A small vocabulary is left as it is: padding could cost more than a row in 64.
+        """
+        padded = -(-self.vocab_size // PADDED_TO) * PADDED_TO
+        return padded if self.vocab_size >= 64 * PADDED_TO else self.vocab_size
+
 
 class _Masks:
     """The dropout masks of one forward pass, one after the other, each with a key of its own.
@@ -102,10 +117,11 @@ class _Masks:
 class Attention(Module):
     """Causal self-attention."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, precision: Policy) -> None:
+        dtype = precision.attention.storage
         self._n_heads = config.n_head
-        self.c_attn = Linear(config.n_embd, 3 * config.n_embd, std=INITIAL_STD)
-        self.c_proj = Linear(config.n_embd, config.n_embd, std=_branch_end_std(config))
+        self.c_attn = Linear(config.n_embd, 3 * config.n_embd, std=INITIAL_STD, dtype=dtype)
+        self.c_proj = Linear(config.n_embd, config.n_embd, std=_branch_end_std(config), dtype=dtype)
 
     def add_to(self, residual: Tensor, x: Tensor, dropout: ops.Dropout | None) -> Tensor:
         """residual + dropout(attention(x))."""
@@ -115,9 +131,10 @@ class Attention(Module):
 class MLP(Module):
     """Two matrices with a GeLU between them."""
 
-    def __init__(self, config: GPTConfig) -> None:
-        self.c_fc = Linear(config.n_embd, 4 * config.n_embd, std=INITIAL_STD)
-        self.c_proj = Linear(4 * config.n_embd, config.n_embd, std=_branch_end_std(config))
+    def __init__(self, config: GPTConfig, precision: Policy) -> None:
+        dtype = precision.mlp.storage
+        self.c_fc = Linear(config.n_embd, 4 * config.n_embd, std=INITIAL_STD, dtype=dtype)
+        self.c_proj = Linear(4 * config.n_embd, config.n_embd, std=_branch_end_std(config), dtype=dtype)
 
     def add_to(self, residual: Tensor, x: Tensor, dropout: ops.Dropout | None) -> Tensor:
         """residual + dropout(mlp(x))."""
@@ -127,11 +144,11 @@ class MLP(Module):
 class Block(Module):
     """Attention and MLP, each on normalised input and added to the residual stream."""
 
-    def __init__(self, config: GPTConfig) -> None:
-        self.ln_1 = LayerNorm(config.n_embd, eps=config.layer_norm_eps)
-        self.attn = Attention(config)
-        self.ln_2 = LayerNorm(config.n_embd, eps=config.layer_norm_eps)
-        self.mlp = MLP(config)
+    def __init__(self, config: GPTConfig, precision: Policy) -> None:
+        self.ln_1 = _norm(config, precision, precision.attention)
+        self.attn = Attention(config, precision)
+        self.ln_2 = _norm(config, precision, precision.mlp)
+        self.mlp = MLP(config, precision)
 
     def __call__(self, x: Tensor, masks: _Masks) -> Tensor:
         x = self.attn.add_to(x, self.ln_1(x), masks.next())
@@ -141,14 +158,17 @@ class Block(Module):
 class Transformer(Module):
     """From tokens to the normalised last state of the residual stream."""
 
-    def __init__(self, config: GPTConfig) -> None:
-        self.wte = Embedding(config.vocab_size, config.n_embd, std=INITIAL_STD)
-        self.wpe = Embedding(config.block_size, config.n_embd, std=INITIAL_STD)
-        self.h = [Block(config) for _ in range(config.n_layer)]
-        self.ln_f = LayerNorm(config.n_embd, eps=config.layer_norm_eps)
+    def __init__(self, config: GPTConfig, precision: Policy) -> None:
+        dtype = precision.embedding.storage
+        n_rows = config.padded_vocab_size
+        self.wte = Embedding(config.vocab_size, config.n_embd, std=INITIAL_STD, dtype=dtype, n_rows=n_rows)
+        self.wpe = Embedding(config.block_size, config.n_embd, std=INITIAL_STD, dtype=dtype)
+        self.h = [Block(config, precision) for _ in range(config.n_layer)]
+        self.ln_f = _norm(config, precision, precision.head)
 
     def __call__(self, tokens: np.ndarray | Tensor, masks: _Masks) -> Tensor:
-        x = ops.embedding(tokens, self.wte.weight, self.wpe.weight, dropout=masks.next())
+        wte, wpe = (table.weight.stored_as(table.dtype) for table in (self.wte, self.wpe))
+        x = ops.embedding(tokens, wte, wpe, n_ids=self.wte.n_ids, dropout=masks.next())
         for block in self.h:
             x = block(x, masks)
         return self.ln_f(x)
@@ -162,17 +182,22 @@ class GPT(Module):
     config : GPTConfig
     seed : int
         Of the first weights and of dropout. The same on every rank.
+    precision : str or Policy
+        Number formats of its parts: ``"fp32"``, ``"bf16"``, ``"fp16"``, or a policy.
 
     Attributes
     ----------
     config : GPTConfig
     parameters : ParameterStore
+        Float32, whatever the precision.
+    precision : Policy
     """
 
-    def __init__(self, config: GPTConfig, *, seed: int = 0) -> None:
+    def __init__(self, config: GPTConfig, *, seed: int = 0, precision: str | Policy = "fp32") -> None:
         self.config = config
-        self.transformer = Transformer(config)
-        self.parameters = ParameterStore(self, seed=seed)
+        self.precision = Policy.named(precision) if isinstance(precision, str) else precision
+        self.transformer = Transformer(config, self.precision)
+        self.parameters = ParameterStore(self, seed=seed, low=self.precision.low)
         self._seed = seed
         self._dropout_step = (0, 0)
         self._micro_batch = 0
@@ -192,7 +217,7 @@ class GPT(Module):
 
         Returns
         -------
-        Tensor, shape (1,) or (B, T, vocab_size)
+        Tensor, shape (1,), float32, or (B, T, vocab_size)
 
         Raises
         ------
@@ -205,11 +230,20 @@ class GPT(Module):
             self.config.dropout if self.training else 0.0, self._seed, *self._dropout_step, self._micro_batch
         )
         self._micro_batch += self.training
-        logits = self._head(self.transformer(tokens, masks))
-        return logits if targets is None else ops.cross_entropy(logits, targets, n_targets=n_targets)
+        x = self.transformer(tokens, masks)
+        if targets is None:
+            return self._logits(x)
+        return ops.cross_entropy(self._head(x), targets, n_targets=n_targets, n_classes=self.config.vocab_size)
 
     def _head(self, x: Tensor) -> Tensor:
-        return ops.linear(x, self.transformer.wte.weight, layout="NT")
+        """Logits (..., padded_vocab_size)."""
+        table = self.transformer.wte.weight.stored_as(self.precision.head.storage)
+        return ops.linear(x, table, layout="NT")
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """Logits (..., vocab_size)."""
+        n_ids, padded = self.config.vocab_size, self._head(x)
+        return padded if padded.shape[-1] == n_ids else ops.leading(padded, n_ids)
 
     def set_dropout_step(self, step: int, *, rank: int = 0) -> None:
         """Say where training stands: the masks that follow depend on the model's seed and on this, on nothing before.
@@ -285,7 +319,7 @@ class GPT(Module):
             for _ in range(n_tokens):
                 window = sequences[:, -self.config.block_size :]
                 x = self.transformer(window, _Masks(0.0))
-                last = np.ascontiguousarray(self._last_logits(x))
+                last = np.ascontiguousarray(self._last_logits(x), np.float32)
                 chosen = _choose(last, temperature, top_k, generator)
                 sequences = np.concatenate([sequences, chosen[:, None]], axis=1)
         return sequences.astype(np.int32)
@@ -294,8 +328,8 @@ class GPT(Module):
         """Logits (B, V) on the host, after the last position only."""
         n_batch, n_time, n_channels = x.shape
         if n_batch == 1:
-            return self._head(x[:, n_time - 1 :].reshape(1, n_channels)).numpy()
-        return self._head(x).numpy()[:, -1]
+            return self._logits(x[:, n_time - 1 :].reshape(1, n_channels)).numpy()
+        return self._logits(x).numpy()[:, -1]
 
 
 def _choose(logits_BV: np.ndarray, temperature: float, top_k: int | None, generator: np.random.Generator) -> np.ndarray:
@@ -309,6 +343,11 @@ def _choose(logits_BV: np.ndarray, temperature: float, top_k: int | None, genera
         logits_BV = logits_BV + generator.gumbel(size=logits_BV.shape)
     chosen: np.ndarray = np.argmax(logits_BV, axis=1)
     return chosen.astype(np.int32)
+
+
+def _norm(config: GPTConfig, precision: Policy, follows: Precision) -> LayerNorm:
+    """The norm in front of the part with the formats ``follows``, which stores its input in its own."""
+    return LayerNorm(config.n_embd, eps=config.layer_norm_eps, dtype=precision.norms.storage, out=follows.storage)
 
 
 def _branch_end_std(config: GPTConfig) -> float:

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save
 from numstack.errors import CheckpointError
 from numstack.files import write_atomically
 from numstack.nn.gpt import GPT, GPTConfig
+from numstack.precision import Policy
 
 _PREFIX = "transformer."
 _HEAD, _TOKENS = "lm_head.weight", "transformer.wte.weight"
@@ -60,8 +61,14 @@ def save_pretrained(model: GPT, folder: str | Path) -> None:
     write_atomically(folder / "model.safetensors", save(model.state_dict(), metadata={"format": "pt"}))
 
 
-def from_pretrained(folder: str | Path) -> GPT:
+def from_pretrained(folder: str | Path, *, precision: str | Policy = "fp32") -> GPT:
     """The model in ``folder``.
+
+    Parameters
+    ----------
+    folder : path
+    precision : str or Policy
+        As for :class:`GPT`; the files hold float32 in any case.
 
     Raises
     ------
@@ -76,7 +83,7 @@ def from_pretrained(folder: str | Path) -> GPT:
         raise CheckpointError(
             f"from_pretrained: {folder} has no readable config.json and model.safetensors ({error})"
         ) from None
-    model = GPT(_config(described, folder))
+    model = GPT(_config(described, folder), precision=precision)
     model.load_state_dict(_canonical(state))
     return model
 

@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from numstack.errors import NumstackError
+import numpy as np
+
+from numstack.device import Array
+from numstack.dtypes import float32, storage
+from numstack.errors import DTypeError, NumstackError
 from numstack.nn.init import Initializer
 from numstack.tensor import Tensor
 
@@ -23,9 +27,18 @@ class Parameter(Tensor):
     shape : tuple of int
     initializer : callable
         Draws its first values (``numstack.nn.init``).
+    n_rows : int, optional
+        Rows to have in memory, where that is more than ``shape`` says: the last ones are padding, which is zero, stays
+        zero, and is not saved.
 
     Attributes
     ----------
+    shape : tuple of int
+        In memory, padding included: what operations see.
+    saved_shape : tuple of int
+        Without padding: what a checkpoint holds.
+    rounded : array or None
+        Its values in 16 bits, where the store keeps such copies.
     name : str
         Its path in the model; set, like ``range`` and the memory itself, by the ParameterStore.
     range : tuple of int
@@ -34,12 +47,14 @@ class Parameter(Tensor):
         Whether weight decay applies: to matrices, not to biases and gains.
     """
 
-    __slots__ = ("_shape", "initializer", "name", "range")
+    __slots__ = ("_shape", "initializer", "name", "range", "rounded", "saved_shape")
 
-    def __init__(self, shape: tuple[int, ...], initializer: Initializer) -> None:
+    def __init__(self, shape: tuple[int, ...], initializer: Initializer, *, n_rows: int | None = None) -> None:
         super().__init__(None, requires_grad=True)  # type: ignore[arg-type]
-        self._shape = shape
+        self._shape = shape if n_rows is None else (n_rows, *shape[1:])
+        self.saved_shape = shape
         self.initializer = initializer
+        self.rounded: Array | None = None
         self.name = ""
         self.range = (0, 0)
 
@@ -50,6 +65,23 @@ class Parameter(Tensor):
     @property
     def decays(self) -> bool:
         return len(self._shape) > 1
+
+    def stored_as(self, dtype: np.dtype[Any]) -> Tensor:
+        """The parameter as an operation reads it: itself in float32, or its 16-bit copy, whose gradient is its own.
+
+        Raises
+        ------
+        DTypeError
+            If there is no copy in this format.
+        """
+        if dtype == float32:
+            return self
+        if self.rounded is None or self.rounded.dtype != storage(dtype):
+            raise DTypeError(
+                f"{self.name or 'a parameter'} is to be read in {dtype}, but no such copy is kept; "
+                "give its ParameterStore low= that format"
+            )
+        return Tensor(self.rounded, requires_grad=True, source=self)
 
     def __repr__(self) -> str:
         return f"<Parameter {self.name or 'without memory'} {self._shape}>"

@@ -6,7 +6,7 @@ the last together.
 """
 
 from numstack.ops.activation import gelu, softmax
-from numstack.ops.arithmetic import add, scale
+from numstack.ops.arithmetic import add, leading, scale
 from numstack.ops.attention import attention
 from numstack.ops.dropout import Dropout, dropout
 from numstack.ops.embedding import embedding
@@ -23,6 +23,7 @@ __all__ = [
     "embedding",
     "gelu",
     "layernorm",
+    "leading",
     "linear",
     "linear_gelu",
     "linear_residual",

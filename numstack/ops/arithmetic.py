@@ -1,9 +1,12 @@
-"""Sums and multiples of tensors."""
+"""Sums, multiples and parts of tensors."""
 
 from __future__ import annotations
 
+import math
+
 from numstack import memory
 from numstack.autograd import Node, record
+from numstack.device import current_device
 from numstack.errors import ShapeError
 from numstack.kernels import elementwise
 from numstack.tensor import Tensor
@@ -37,6 +40,39 @@ def add(a: Tensor, b: Tensor) -> Tensor:
             node.give(0 if node.wanted(0) else 1, node.gradient)
 
     return record("add", out, (a, b), backward)
+
+
+def leading(x: Tensor, n: int) -> Tensor:
+    """The first ``n`` of the last axis, copied: what is left of padded rows without their padding.
+
+    Parameters
+    ----------
+    x : Tensor, shape (..., C)
+    n : int
+        At most C.
+
+    Returns
+    -------
+    Tensor, shape (..., n)
+
+    Raises
+    ------
+    ShapeError
+        If there are not so many.
+    """
+    if x.ndim < 1 or not 0 <= n <= x.shape[-1]:
+        raise ShapeError(f"leading: x has shape {x.shape}; its last axis does not have {n} elements to take")
+    shape_RC = (math.prod(x.shape[:-1]), x.shape[-1])
+    out = memory.empty((*x.shape[:-1], n), x.array.dtype, scope="forward")
+    elementwise.copy(x.array.reshape(shape_RC)[:, :n], out.reshape(shape_RC[0], n))
+
+    def backward(node: Node) -> None:
+        dx = memory.empty((*out.shape[:-1], shape_RC[1]), out.dtype, scope="backward")
+        current_device().fill(dx, 0.0)
+        elementwise.copy(node.gradient.reshape(shape_RC[0], n), dx.reshape(shape_RC)[:, :n])
+        node.give(0, dx)
+
+    return record("leading", out, (x,), backward)
 
 
 def scale(x: Tensor, factor: float) -> Tensor:

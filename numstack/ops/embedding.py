@@ -19,6 +19,7 @@ def embedding(
     token_table: Tensor,
     position_table: Tensor | None = None,
     *,
+    n_ids: int | None = None,
     dropout: Dropout | None = None,
 ) -> Tensor:
     """dropout(token_table[tokens] + position_table[position]).
@@ -29,25 +30,28 @@ def embedding(
         Ids; an array on the host is checked and copied to the device.
     token_table : Tensor, shape (V, C)
     position_table : Tensor, shape (at least T, C), optional
+    n_ids : int, optional
+        How many rows of ``token_table`` belong to ids, if not all V: those after them are padding.
     dropout : Dropout, optional
 
     Returns
     -------
     Tensor, shape (B, T, C)
+        In the format of ``token_table``.
 
     Raises
     ------
     ShapeError
         If shapes do not fit, or there are more positions than rows in ``position_table``.
     DataError
-        If an id on the host is not below V.
+        If an id on the host is not below ``n_ids``.
     """
     if token_table.ndim != 2 or len(tokens.shape) != 2:
         raise ShapeError(
             f"embedding: tokens have shape {tokens.shape} and token_table {token_table.shape}; "
             "expected (B, T) and (V, C)"
         )
-    n_ids, n_channels = token_table.shape
+    n_rows, n_channels = token_table.shape
     n_batch, n_time = tokens.shape
     if position_table is not None:
         if position_table.ndim != 2 or position_table.shape[1] != n_channels:
@@ -60,7 +64,7 @@ def embedding(
                 f"embedding: {n_time} tokens in a sequence, but position_table {position_table.shape} has "
                 f"{position_table.shape[0]} positions; cut the sequences"
             )
-    tokens_BT = ids.to_device("embedding", "tokens", tokens, n_ids).array
+    tokens_BT = ids.to_device("embedding", "tokens", tokens, n_rows if n_ids is None else n_ids).array
     # The kernels want exactly T positions: the rows that are used.
     positions_TC = None if position_table is None else position_table.array[:n_time]
     has_positions = position_table is not None
@@ -74,7 +78,7 @@ def embedding(
             dropout_kernels.backward(node.gradient, node.gradient, p=dropout.p, seed=dropout.seed, offset=0)
         dtokens_VC = node.add_into(0)
         dpositions_TC = node.add_into(1)[:n_time] if has_positions else None
-        workspace = memory.empty((kernels.workspace_size(n_batch, n_time, n_ids),), np.int32, scope="workspace")
+        workspace = memory.empty((kernels.workspace_size(n_batch, n_time, n_rows),), np.int32, scope="workspace")
         kernels.backward(tokens_BT, node.gradient, dtokens_VC, dpositions_TC, workspace)
 
     return record("embedding", out, (token_table, position_table), backward)

@@ -113,6 +113,7 @@ def linear_residual(
     Returns
     -------
     Tensor, shape (..., N)
+        In the format of the residual, whatever x has.
 
     Raises
     ------
@@ -126,7 +127,7 @@ def linear_residual(
             f"has {(*x.shape[:-1], n_out)}; make them equal"
         )
     x_RK, weight_array = _rows(x), weight.array
-    y = memory.empty(residual.shape, x_RK.dtype, scope="forward")
+    y = memory.empty(residual.shape, residual.array.dtype, scope="forward")
     shape_RN = (x_RK.shape[0], n_out)
     y_RN, residual_RN = y.reshape(shape_RN), residual.array.reshape(shape_RN)
     if dropout is None:

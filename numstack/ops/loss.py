@@ -18,7 +18,9 @@ IGNORED = -1
 """A target that does not count: no loss, no gradient."""
 
 
-def cross_entropy(logits: Tensor, targets: np.ndarray | Tensor, *, n_targets: int | None = None) -> Tensor:
+def cross_entropy(
+    logits: Tensor, targets: np.ndarray | Tensor, *, n_targets: int | None = None, n_classes: int | None = None
+) -> Tensor:
     """Mean over the targets of -log softmax(logits)[target], in nats.
 
     Parameters
@@ -27,10 +29,13 @@ def cross_entropy(logits: Tensor, targets: np.ndarray | Tensor, *, n_targets: in
         **The backward pass overwrites them with their gradient**: of all arrays of a language model they are the
         largest.
     targets : integer array or int32 Tensor, shape (...)
-        Ids below V, or -1 for a target that does not count. An array on the host is checked and copied to the device.
+        Ids below ``n_classes``, or -1 for a target that does not count. An array on the host is checked and copied to
+        the device.
     n_targets : int, optional
         What the sum is divided by, instead of the number of targets that count. Counting those of a Tensor waits for
         the device; give it then.
+    n_classes : int, optional
+        How many of the V columns are classes, if not all: those after them are padding, which never counts.
 
     Returns
     -------
@@ -48,27 +53,28 @@ def cross_entropy(logits: Tensor, targets: np.ndarray | Tensor, *, n_targets: in
             f"cross_entropy: logits have shape {logits.shape} but targets {tuple(targets.shape)}; "
             f"expected targets of shape {logits.shape[:-1]}"
         )
-    n_ids = logits.shape[-1]
+    n_columns = logits.shape[-1]
     if n_targets is None:
         host = targets.numpy() if isinstance(targets, Tensor) else np.asarray(targets)
         n_targets = int(np.count_nonzero(host != IGNORED))
     if n_targets < 1:
         raise DataError(f"cross_entropy: no target of {tuple(targets.shape)} counts; a mean needs at least one")
     n_rows = math.prod(targets.shape)
+    n_ids = n_columns if n_classes is None else n_classes
     targets_R = ids.to_device("cross_entropy", "targets", targets, n_ids, ignored=IGNORED).array.reshape(n_rows)
-    logits_RV = logits.array.reshape(n_rows, n_ids)
+    logits_RV = logits.array.reshape(n_rows, n_columns)
     loss_R = memory.empty((n_rows,), np.float32, scope="workspace")
     lse_R = memory.empty((n_rows,), np.float32, scope="forward")
     loss_1 = memory.empty((1,), np.float32, scope="forward")
     workspace = memory.empty((reduce.workspace_size(n_rows),), np.float32, scope="workspace")
-    kernels.forward(logits_RV, targets_R, loss_R, lse_R, ignore_index=IGNORED)
+    kernels.forward(logits_RV, targets_R, loss_R, lse_R, n_classes=n_ids, ignore_index=IGNORED)
     reduce.sum(loss_R, loss_1, workspace)
     elementwise.scale(loss_1, loss_1, 1 / n_targets)
 
     def backward(node: Node) -> None:
         scale_1 = node.gradient
         elementwise.scale(scale_1, scale_1, 1 / n_targets)
-        kernels.backward(logits_RV, targets_R, lse_R, logits_RV, scale_1, ignore_index=IGNORED)
+        kernels.backward(logits_RV, targets_R, lse_R, logits_RV, scale_1, n_classes=n_ids, ignore_index=IGNORED)
         node.give(0, logits_RV)
 
     return record("cross_entropy", loss_1, (logits,), backward)

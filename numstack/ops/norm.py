@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from numstack import memory
 from numstack.autograd import Node, record
+from numstack.dtypes import storage
 from numstack.errors import ShapeError
 from numstack.kernels import layernorm as kernels
 from numstack.tensor import Tensor
 
 
-def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5) -> Tensor:
+def layernorm(
+    x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5, out: np.dtype[Any] | None = None
+) -> Tensor:
     """Normalise each row of x to mean 0 and variance 1, then scale and shift.
 
     Parameters
@@ -22,6 +26,8 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5) -> 
     weight, bias : Tensor, shape (C,)
     eps : float
         Added to the variance; units of x squared.
+    out : dtype, optional
+        Of the result and its gradient; that of x by default.
 
     Raises
     ------
@@ -41,7 +47,7 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5) -> 
     n_rows = math.prod(x.shape[:-1])
     shape_RC = (n_rows, n_columns)
     x_RC, weight_C = x.array.reshape(shape_RC), weight.array
-    y = memory.empty(x.shape, x_RC.dtype, scope="forward")
+    y = memory.empty(x.shape, x_RC.dtype if out is None else storage(out), scope="forward")
     mean_R = memory.empty((n_rows,), np.float32, scope="forward")
     rstd_R = memory.empty((n_rows,), np.float32, scope="forward")
     kernels.forward(x_RC, weight_C, bias.array, y.reshape(shape_RC), mean_R, rstd_R, eps=eps)

@@ -8,6 +8,7 @@ from numstack import memory
 from numstack.device import current_device
 from numstack.kernels import reduce
 from numstack.nn.parameters import ParameterStore
+from numstack.optim.loss_scaler import LossScaler
 from numstack.tensor import Tensor
 
 
@@ -23,7 +24,7 @@ class GradientClipper:
     Attributes
     ----------
     norm : Tensor, shape (1,)
-        The norm that :meth:`measure` found.
+        The norm that :meth:`measure` found, of the gradients without a loss scale.
     scale : Tensor, shape (1,)
         The factor; 1 at first.
     """
@@ -34,12 +35,18 @@ class GradientClipper:
         self.scale = Tensor(memory.empty((1,), np.float32, scope="persistent"))
         self.release()
 
-    def measure(self, max_norm: float) -> None:
-        """Set ``norm`` to that of the gradients now, and ``scale`` to ``min(1, max_norm / norm)``."""
+    def measure(self, max_norm: float, scaler: LossScaler | None = None) -> None:
+        """Set ``norm`` to that of the gradients now, and ``scale`` to ``min(1, max_norm / norm)``.
+
+        If ``scaler`` scaled the loss, ``scale`` also takes that out of the gradients, and the scaler hears of the norm.
+        """
         gradients = self._parameters.gradients
         workspace = memory.empty((reduce.workspace_size(gradients.size),), np.float32, scope="workspace")
         reduce.norm(gradients, self.norm.array, workspace)
-        reduce.clip_scale(self.norm.array, self.scale.array, max_norm=max_norm)
+        if scaler is None:
+            reduce.clip_scale(self.norm.array, self.scale.array, max_norm=max_norm)
+        else:
+            scaler.update(self.norm.array, self.scale.array, max_norm=max_norm)
 
     def release(self) -> None:
         """Set ``scale`` back to 1."""
