@@ -50,9 +50,10 @@ def main() -> None:
     options = harness.parse_options(__doc__)
     device = current_device()
     arrays = [memory.from_host(np.ones((64, 64), np.float32)) for _ in range(6)]
-    rows = [("numstack, six arrays, through the door", host_us(lambda: _six[1, 64](*arrays, 64, 2.0), device.synchronize))]
+    wait = device.synchronize
+    rows = [("numstack, six arrays, through the door", host_us(lambda: _six[1, 64](*arrays, 64, 2.0), wait))]
     run = device.bind(_six, (1, 1, 1), (64, 1, 1), 0, (*arrays, 64, 2.0))
-    rows.append(("numstack, bound once and run again", host_us(lambda: run(device.default_stream), device.synchronize)))
+    rows.append(("numstack, bound once and run again", host_us(lambda: run(device.default_stream), wait)))
     if device.kind == "cuda":
         rows += peers(arrays)
     harness.report("launch", ("launcher", "us"), rows, options)
@@ -68,7 +69,8 @@ def peers(arrays: list[Any]) -> list[tuple[str, float]]:
     except ImportError:
         return rows
     x, y, out = (torch.ones(64, 64, device="cuda") for _ in range(3))
-    rows.append(("PyTorch, torch.add(x, y, out=out)", host_us(lambda: torch.add(x, y, out=out), torch.cuda.synchronize)))
+    cost = host_us(lambda: torch.add(x, y, out=out), torch.cuda.synchronize)
+    rows.append(("PyTorch, torch.add(x, y, out=out)", cost))
     return rows
 
 
