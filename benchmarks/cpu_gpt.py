@@ -85,7 +85,7 @@ def train_torch(options: Options, n_threads: int) -> tuple[float, float]:
         peak=options.learning_rate,
         final=options.final_learning_rate,
         n_steps=options.steps,
-        n_warmup=round(options.warmup * options.steps),
+        n_warmup=min(options.warmup, options.steps),
     )
     sampler = Sampler(dataset.train, batch=options.batch, context=options.context, seed=options.seed)
     rates = []

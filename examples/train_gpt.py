@@ -33,7 +33,7 @@ def main() -> None:
         n_micro_batches=options.accumulate,
     )
 
-    # Model: the same seed gives every rank the same weights.
+    # Model: the same seed gives every rank the same weights. They are float32; what is computed from them may not be.
     model = GPT(
         GPTConfig(
             n_layer=options.layers,
@@ -44,17 +44,23 @@ def main() -> None:
             dropout=options.dropout,
         ),
         seed=options.seed,
+        precision=options.precision,
     )
 
     # Optimizer, and how its learning rate changes from step to step.
-    optimizer = AdamW(model.parameters, betas=(options.beta1, options.beta2), weight_decay=options.weight_decay)
+    optimizer = AdamW(
+        model.parameters,
+        betas=(options.beta1, options.beta2),
+        weight_decay=options.weight_decay,
+        loss_scaling=model.precision.loss_scaling,
+    )
     learning_rate = schedules.create(
         options.schedule,
         peak=options.learning_rate,
         final=options.final_learning_rate,
         n_steps=options.steps,
-        n_warmup=round(options.warmup * options.steps),
-        n_decay=round(options.decay * options.steps),
+        n_warmup=min(options.warmup, options.steps),
+        n_decay=min(options.decay, max(0, options.steps - options.warmup)),
     )
 
     # Ranks: buckets of gradients are averaged as soon as the backward pass has made them final.

@@ -2,7 +2,7 @@
 
 All have ``step`` and ``elapsed_s``, the time spent in training so far (over all parts of a run that was resumed). Steps
 have ``loss``, the mean over all ranks in nats per token, and ``tokens_per_s``; validations have ``validation_loss`` in
-nats per token and ``validation_nats_per_character``.
+nats per token and ``validation_nats_per_character``, and with loss scaling ``loss_scale`` and ``n_skipped_steps``.
 """
 
 from __future__ import annotations

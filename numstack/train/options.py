@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from numstack.errors import ConfigError
+from numstack.precision import NAMES as PRECISIONS
 
 
 def _option(default: Any, group: str, text: str, *, choices: tuple[str, ...] = ()) -> Any:
@@ -42,13 +43,17 @@ class Options:
     context: int = _option(64, MODEL, "tokens that the model sees at once")
     dropout: float = _option(0.0, MODEL, "probability with which an activation is dropped in training")
 
+    precision: str = _option(
+        "fp32", MODEL, "16 bits (bf16, fp16) take half the memory; weights are float32 in any case", choices=PRECISIONS
+    )
+
     steps: int = _option(1000, TRAINING, "optimiser steps")
     batch: int = _option(12, TRAINING, "sequences in a step, over all ranks; a multiple of ranks x --accumulate")
     accumulate: int = _option(1, TRAINING, "micro-batches that a rank adds up before a step")
     learning_rate: float = _option(4e-3, TRAINING, "at its peak")
     final_learning_rate: float = _option(0.0, TRAINING, "at the end of the schedule")
-    warmup: float = _option(0.1, TRAINING, "share of the steps in which the learning rate grows to its peak")
-    decay: float = _option(0.2, TRAINING, "share of the steps, at the end, in which warmup_stable_decay falls")
+    warmup: int = _option(100, TRAINING, "first steps, in which the learning rate grows to its peak")
+    decay: int = _option(200, TRAINING, "last steps of warmup_stable_decay, in which it falls")
     schedule: str = _option(
         "cosine",
         TRAINING,
@@ -82,7 +87,7 @@ class Options:
         for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{flag(name)} is {getattr(self, name)}; give a number that is not negative")
-        for name in ("dropout", "beta1", "beta2", "warmup", "decay"):
+        for name in ("dropout", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{flag(name)} is {getattr(self, name)}; give a number from 0 to below 1")
         if self.width % self.heads:
@@ -100,13 +105,24 @@ _POSITIVE = (
     "evaluate_every", "evaluate_windows", "checkpoint_every", "keep",
 )  # fmt: skip
 _NOT_NEGATIVE = (
-    "learning_rate", "final_learning_rate", "weight_decay", "clip", "seed", "sample", "temperature",
+    "learning_rate", "final_learning_rate", "warmup", "decay", "weight_decay", "clip", "seed", "sample", "temperature",
 )  # fmt: skip
 
 FREE_TO_CHANGE = frozenset(
-    {"data", "steps", "evaluate_every", "evaluate_windows", "sample", "temperature", "checkpoint_every", "keep"}
+    {
+        "data",
+        "precision",
+        "steps",
+        "evaluate_every",
+        "evaluate_windows",
+        "sample",
+        "temperature",
+        "checkpoint_every",
+        "keep",
+    }
 )
-"""What a resumed run may set anew: where the data lies (its content is checked), how long it runs, what is shown."""
+"""What a resumed run may set anew: where the data lies (its content is checked), how long it runs, what is shown; and the precision, for
+checkpoints hold float32 in any case."""
 
 
 def flag(name: str) -> str:

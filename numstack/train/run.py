@@ -75,6 +75,7 @@ class Run:
         self._configuration = {
             "options": dataclasses.asdict(self.options),
             "model": dataclasses.asdict(model.config),
+            "precision": model.precision.table(),
             "train_sha256": dataset.train.sha256(),
             "n_ranks": world.size,
         }
@@ -192,8 +193,15 @@ class Run:
         nats, n_tokens, n_characters = self._gather(*totals).sum(axis=0)
         self.validation_loss = float(nats / max(n_characters, 1))
         self._validated_step, self._validated_s = self.step, self.elapsed_s
-        self._report(validation_loss=float(nats / n_tokens), validation_nats_per_character=self.validation_loss)
-        self._say(f"step {self.step}  validation loss {self.validation_loss:.4f} nats/char")
+        measured = {"validation_loss": float(nats / n_tokens), "validation_nats_per_character": self.validation_loss}
+        line = f"step {self.step}  validation loss {self.validation_loss:.4f} nats/char"
+        scaler = self._optimizer.loss_scaler
+        if scaler is not None:
+            scale, (_, n_skipped) = scaler.scale.item(), scaler.n_steps()
+            measured |= {"loss_scale": scale, "n_skipped_steps": n_skipped}
+            line += f", loss scale {scale:g}, {n_skipped} steps skipped so far"
+        self._report(**measured)
+        self._say(line)
 
     def _save(self) -> None:
         """Write a checkpoint, unless this step has one. The other ranks wait for rank 0 to have it on disk."""
@@ -227,6 +235,9 @@ class Run:
                 f"note: it was trained on {saved.configuration['n_ranks']} ranks, now there are {self._world.size}: "
                 f"results will agree to rounding, not bit for bit"
             )
+        trained_in = saved.configuration["options"].get("precision", "fp32")
+        if trained_in != self.options.precision:
+            notes.append(f"note: it was trained in {trained_in}, now it goes on in {self.options.precision}")
         self._model.load_state_dict(saved.arrays["model"])
         self._optimizer.load_state_dict(saved.arrays["optimizer"])
         self.step = self._saved_step = saved.step
@@ -240,6 +251,7 @@ class Run:
         return [
             f"model: {self._model.n_parameters:,} parameters, {model.n_layer} layers, {model.n_head} heads, width "
             f"{model.n_embd}, context {model.block_size}, vocabulary {model.vocab_size}",
+            f"precision: {self._model.precision}",
             f"data: {self._dataset.train.n_tokens:,} tokens for training and {self._dataset.validation.n_tokens:,} for "
             f"validation, in {self._dataset.train.path.parent}",
             f"run: {options.steps:,} steps of {self._n_tokens:,} tokens ({options.batch} sequences) on "

@@ -49,7 +49,7 @@ def train_step(
         loss = model(inputs_BT, targets_BT)
         last = number == len(micro_batches)
         on_final = _sender(model, buckets) if buckets is not None and last else None
-        backward(loss, 1 / len(micro_batches), on_final)
+        backward(loss, optimizer.loss_gradient(1 / len(micro_batches)), on_final)
         losses.append(loss)
     if buckets is not None:
         buckets.finish()
