@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 # How often a watchdog looks. A look that finds nothing new costs microseconds.
 PERIOD_S = 0.05
+# Between telling the others and aborting: an abort can make another rank's kernel finish with whatever it had, so that
+# rank must know first that something is wrong.
+GRACE_S = 4 * PERIOD_S
 # Longest time that ending NCCL's kernels may take before the whole job is ended instead.
 ABORT_S = 60.0
 # Messages stay so small that MPI sends them at once, whether or not the other side receives.
@@ -218,6 +221,7 @@ class Watchdog:
         self.error = error
         if self._reported is None:
             self._on_failure(error)
+        time.sleep(GRACE_S)
         timer = threading.Timer(ABORT_S, self._end_job, [reason])
         timer.daemon = True
         timer.start()
