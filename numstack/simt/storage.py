@@ -122,7 +122,7 @@ class Storage:
         by_thread -= self.uniformity.per_thread
         by_chunk = self._assigned["chunk"] & self._assigned["block"]
         for region in self._regions(self.planner.plan):
-            for name in _exposed(region.body) & self._assigned["chunk"]:
+            for name in self._exposed(region.body) & self._assigned["chunk"]:
                 if self.uniformity.levels.get(name, BLOCK) > BLOCK:
                     by_thread.add(name)  # each chunk has its own value, which must outlive the region
         for name in self.at_chunk_start:  # what a chunk computes on its way is not there at its start
@@ -174,14 +174,8 @@ class Storage:
 
     def chunk_start(self, region: Region | BlockVote) -> list[tuple[str, ast.expr]]:
         """Variables that are computed at the start of each chunk of a region, in order."""
-        pending = list(_loads([region]))
-        seen: set[str] = set()
-        while pending:
-            name = pending.pop()
-            if name in self.recomputed_variables and name not in seen:
-                seen.add(name)
-                pending += loaded(self.recomputed_variables[name])
-        return [(n, v) for n, v in self.recomputed_variables.items() if n in seen and n in self.at_chunk_start]
+        needed = self._loads([region])
+        return [(n, v) for n, v in self.recomputed_variables.items() if n in needed and n in self.at_chunk_start]
 
     def carried(self, region: Region) -> list[str]:
         """Variables that every chunk of a region changes, each beginning with the value from before the region."""
@@ -193,59 +187,70 @@ class Storage:
                 changed |= stored(node.header.target)
         if not self.geometry.chunk_loops():
             return []
-        return sorted(_exposed(region.body) & changed)
+        return sorted(self._exposed(region.body) & changed)
 
     def is_short_warp_loop(self, loop: Loop) -> bool:
         """Whether a loop around shuffles is short enough to make each shuffle's distance a constant."""
         has_shuffle = any(isinstance(node, Warp) for node in self._nodes(loop.body))
         return has_shuffle and self.planner.trips(loop.header) <= MAX_UNROLLED_WARP_LOOP
 
+    # What nodes read.
 
-def _loads(nodes: list[Node]) -> set[str]:
-    """Variables that nodes read."""
-    names: set[str] = set()
-    for node in nodes:
-        if isinstance(node, Lanes):
-            names |= loaded([*node.statements, *node.masks]) | ({node.mask} if node.mask else set())
-        elif isinstance(node, Warp):
-            names |= {node.value} | ({node.mask} if node.mask else set())
-            names |= loaded(node.operation.extra) if node.operation.extra is not None else set()
-        elif isinstance(node, Scalar):
-            names |= loaded(node.statement)
-        elif isinstance(node, BlockVote):
-            names |= {node.value} | ({node.mask} if node.mask else set())
-        elif isinstance(node, Loop):
-            names |= loaded(node.header.iter if isinstance(node.header, ast.For) else node.header.test)
-            names |= _loads(node.body)
-        elif isinstance(node, Branch):
-            names |= loaded(node.test) | _loads(node.body + node.orelse)
-        elif isinstance(node, Guard):
-            names |= {node.mask} | _loads(node.body)
-        elif isinstance(node, Region):
-            names |= _loads(node.body)
-    return names
+    def _with_operands(self, names: set[str]) -> set[str]:
+        """``names``, and what the recomputed variables among them are computed from."""
+        found: set[str] = set()
+        pending = list(names)
+        while pending:
+            name = pending.pop()
+            if name not in found:
+                found.add(name)
+                pending += loaded(self.recomputed_variables[name]) if name in self.recomputed_variables else ()
+        return found
 
+    def _loads(self, nodes: list[Node]) -> set[str]:
+        """Variables that nodes read."""
+        names: set[str] = set()
+        for node in nodes:
+            if isinstance(node, Lanes):
+                names |= loaded([*node.statements, *node.masks]) | ({node.mask} if node.mask else set())
+            elif isinstance(node, Warp):
+                names |= {node.value} | ({node.mask} if node.mask else set())
+                names |= loaded(node.operation.extra) if node.operation.extra is not None else set()
+            elif isinstance(node, Scalar):
+                names |= loaded(node.statement)
+            elif isinstance(node, BlockVote):
+                names |= {node.value} | ({node.mask} if node.mask else set())
+            elif isinstance(node, Loop):
+                names |= loaded(node.header.iter if isinstance(node.header, ast.For) else node.header.test)
+                names |= self._loads(node.body)
+            elif isinstance(node, Branch):
+                names |= loaded(node.test) | self._loads(node.body + node.orelse)
+            elif isinstance(node, Guard):
+                names |= {node.mask} | self._loads(node.body)
+            elif isinstance(node, Region):
+                names |= self._loads(node.body)
+        return self._with_operands(names)
 
-def _exposed(nodes: list[Node]) -> set[str]:
-    """Variables that nodes read before they surely assign them."""
-    exposed: set[str] = set()
-    killed: set[str] = set()
-    for node in nodes:
-        if isinstance(node, Scalar):
-            flow = flow_of([node.statement], set())
-            exposed |= flow.exposed - killed
-            killed |= flow.killed
-        elif isinstance(node, Loop):
-            targets = stored(node.header.target) if isinstance(node.header, ast.For) else set()
-            header = node.header.iter if isinstance(node.header, ast.For) else node.header.test
-            exposed |= (loaded(header) | (_exposed(node.body) - targets)) - killed
-        elif isinstance(node, Branch):
-            exposed |= (loaded(node.test) | _exposed(node.body) | _exposed(node.orelse)) - killed
-        elif isinstance(node, Guard):
-            exposed |= _exposed(node.body) - killed
-        elif isinstance(node, Warp) and node.operation.kind not in SHUFFLES:
-            exposed |= _loads([node]) - killed
-            killed.add(node.operation.target or "")
-        else:
-            exposed |= _loads([node]) - killed
-    return exposed
+    def _exposed(self, nodes: list[Node]) -> set[str]:
+        """Variables that nodes read before they surely assign them."""
+        exposed: set[str] = set()
+        killed: set[str] = set()
+        for node in nodes:
+            if isinstance(node, Scalar):
+                flow = flow_of([node.statement], set())
+                exposed |= self._with_operands(flow.exposed) - killed
+                killed |= flow.killed
+            elif isinstance(node, Loop):
+                targets = stored(node.header.target) if isinstance(node.header, ast.For) else set()
+                header = loaded(node.header.iter if isinstance(node.header, ast.For) else node.header.test)
+                exposed |= (self._with_operands(header) | (self._exposed(node.body) - targets)) - killed
+            elif isinstance(node, Branch):
+                test = self._with_operands(loaded(node.test))
+                exposed |= (test | self._exposed(node.body) | self._exposed(node.orelse)) - killed
+            elif isinstance(node, Guard):
+                exposed |= (self._with_operands({node.mask}) | self._exposed(node.body)) - killed
+            else:
+                exposed |= self._loads([node]) - killed
+                if isinstance(node, Warp) and node.operation.kind not in SHUFFLES:
+                    killed.add(node.operation.target or "")
+        return exposed
