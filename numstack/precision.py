@@ -104,13 +104,13 @@ class LossScaling:
 
     def __post_init__(self) -> None:
         for name, valid, expected in (
-            ("initial", SMALLEST_SCALE <= self.initial <= LARGEST_SCALE, "from 2^-24 to 2^60"),
-            ("growth", 1 < self.growth < math.inf, "above 1"),
-            ("backoff", 0 < self.backoff < 1, "between 0 and 1"),
+            ("initial", SMALLEST_SCALE <= self.initial <= LARGEST_SCALE, "a number from 2^-24 to 2^60"),
+            ("growth", 1 < self.growth < math.inf, "a number above 1"),
+            ("backoff", 0 < self.backoff < 1, "a number between 0 and 1"),
             ("window", isinstance(self.window, int) and 1 <= self.window < 2**31, "an integer of at least 1"),
         ):
             if not valid:
-                raise ConfigError(f"LossScaling: {name}={getattr(self, name)!r}; give a number {expected}")
+                raise ConfigError(f"LossScaling: {name}={getattr(self, name)!r}; expected {expected}")
 
 
 @dataclass(frozen=True, slots=True)

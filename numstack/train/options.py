@@ -108,21 +108,13 @@ _NOT_NEGATIVE = (
     "learning_rate", "final_learning_rate", "warmup", "decay", "weight_decay", "clip", "seed", "sample", "temperature",
 )  # fmt: skip
 
-FREE_TO_CHANGE = frozenset(
-    {
-        "data",
-        "precision",
-        "steps",
-        "evaluate_every",
-        "evaluate_windows",
-        "sample",
-        "temperature",
-        "checkpoint_every",
-        "keep",
-    }
-)
-"""What a resumed run may set anew: where the data lies (its content is checked), how long it runs, what is shown; and the precision, for
-checkpoints hold float32 in any case."""
+_FREE = (
+    "data", "precision", "steps",
+    "evaluate_every", "evaluate_windows", "sample", "temperature", "checkpoint_every", "keep",
+)  # fmt: skip
+FREE_TO_CHANGE = frozenset(_FREE)
+"""What a resumed run may set anew: where the data lies (its content is checked), how long it runs, what is shown; and
+the precision, for checkpoints hold float32 in any case."""
 
 
 def flag(name: str) -> str:
