@@ -156,9 +156,12 @@ class Storage:
     # What the emitter asks.
 
     def is_kept(self, node: Lanes, name: str) -> bool:
-        """Whether lanes that take no part in ``node`` must find the variable unchanged afterwards."""
-        return name in self.liveness.flows[node].exposed or any(
-            name in self.liveness.kept[guard] for guard in self._guards[node]
+        """Whether some lane must find the variable unchanged after ``node``, which may assign it."""
+        flow = self.liveness.flows[node]
+        return (
+            name in flow.exposed
+            or name not in flow.killed
+            or any(name in self.liveness.kept[guard] for guard in self._guards[node])
         )
 
     def recomputed(self, names: set[str]) -> list[tuple[str, ast.expr]]:

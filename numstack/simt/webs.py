@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from numstack.simt.flow import Statements, assign
+from numstack.simt.flow import Statements, assign, blocks
 from numstack.simt.inline import Program
 from numstack.simt.nodes import PREFIX, Alloc, Barrier, WarpOp, count_stores
 
@@ -26,6 +26,19 @@ def split_variables(program: Program, new_name: Callable[[str], str]) -> None:
         if name in changed:  # the parameter itself keeps its value, for the next block
             program.body.insert(0, assign(name, ast.Name(name, ast.Load()), program.body[0]))
     _Webs(program, new_name).rename(program.body)
+    _free_loop_variables(program.body, count_stores(program.body), new_name)
+
+
+def _free_loop_variables(statements: Statements, stores: dict[str, int], new_name: Callable[[str], str]) -> None:
+    """Let nothing but the loop assign its variable: ``for k in items: k += 1`` gets one of its own, copied to k."""
+    for statement in statements:
+        for block in blocks(statement):
+            _free_loop_variables(block, stores, new_name)
+        if isinstance(statement, ast.For) and isinstance(statement.target, ast.Name):
+            name = statement.target.id
+            if stores[name] > 1:
+                statement.target.id = new_name(f"{name}_next")
+                statement.body.insert(0, assign(name, ast.Name(statement.target.id, ast.Load()), statement))
 
 
 class _Webs:

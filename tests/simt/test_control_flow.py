@@ -198,3 +198,36 @@ def test_refused_with_the_line(kernel, message):
     with pytest.raises(KernelError, match=message) as caught:
         compile_kernel(kernel, (I32,), (64, 1, 1))
     assert "test_control_flow.py:" in str(caught.value)
+
+
+def changes_its_loop_variable(x, out):
+    i = cuda.threadIdx.x
+    total = int32(0)
+    for k in range(x.size):
+        if x[k] > i:
+            k += 1000
+        total += k
+    out[i] = total
+
+
+def test_a_loop_variable_that_the_body_changes():
+    x = np.arange(40, dtype=np.int32)
+    out = poisoned(32, np.int32)
+    launch(changes_its_loop_variable, 1, 32, x, out)
+    np.testing.assert_array_equal(out, [sum(k + 1000 * (k > i) for k in range(40)) for i in range(32)])
+
+
+def may_not_assign(x, out):
+    i = cuda.threadIdx.x
+    last = -1
+    for _ in range(x.size // 4):
+        for k in range(x[i] % 3):
+            last = k + i
+        out[i] = last
+
+
+def test_a_variable_that_a_loop_may_leave_as_it_was():
+    x = np.arange(32, dtype=np.int32)
+    out = poisoned(32, np.int32)
+    launch(may_not_assign, 1, 32, x, out)
+    np.testing.assert_array_equal(out, [i + i % 3 - 1 if i % 3 else -1 for i in range(32)])

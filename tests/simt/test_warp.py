@@ -149,3 +149,18 @@ def test_syncwarp_orders_shared_memory():
     expected = np.tile(x[:16] + x[16:], 2)
     launch(shared_between_lanes, 1, 32, x)
     np.testing.assert_array_equal(x, expected)
+
+
+def vote_kept_across_a_barrier(x, out):
+    t = cuda.threadIdx.x
+    count = cuda.popc(cuda.ballot_sync(FULL, x[t] > 0))
+    place = count * 1000 + t
+    cuda.syncthreads()
+    out[t] = place
+
+
+def test_each_warp_keeps_its_own_vote_across_a_barrier():
+    x = RANDOM.integers(-3, 4, 96).astype(np.int32)
+    out = poisoned(96, np.int64)
+    launch(vote_kept_across_a_barrier, 1, 96, x, out)
+    np.testing.assert_array_equal(out, np.repeat((x.reshape(3, 32) > 0).sum(1), 32) * 1000 + np.arange(96))
