@@ -265,6 +265,7 @@ def _make_dkv(D: int, TILE: int, WARPS: int) -> Kernel:
         for d in range(SLICE):
             dk[d] = float32(0)
             dv[d] = float32(0)
+        cuda.syncthreads()  # also where no query sees these keys, and the loop below runs not once
 
         for query0 in range(first if causal else 0, queries, TILE):
             _load_tile(q_BHTD, batch, head, query0, scale, q_ID)
