@@ -24,6 +24,8 @@ ENVIRONMENT = {
     "OMPI_MCA_mpi_yield_when_idle": "1",
     "NUMSTACK_DEVICE": os.environ.get("NUMSTACK_DEVICE", "cpu"),
     "NUMSTACK_THREADS": "1",
+    # On a GPU machine a test's ranks share the one GPU that every such machine has.
+    "NUMSTACK_RANKS_PER_GPU": os.environ.get("NUMSTACK_RANKS_PER_GPU", "4"),
 }
 
 
