@@ -8,7 +8,7 @@ over lanes must stay loops until they have become vectors; constant loops inside
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -46,23 +46,26 @@ class Code:
 
 
 @dataclass
-class LoopLines:
-    """Lines of a generated function that hold loops.
+class Hints:
+    """What is known about a generated function.
 
     Attributes
     ----------
     lanes : set of int
-        Loops over lanes.
+        Lines with loops over lanes.
     unrolled : set of int
-        Loops to be unrolled completely.
+        Lines with loops to be unrolled completely.
+    contiguous_rows : set of str
+        Arguments, arrays of layout A, whose last stride is the size of an element.
     """
 
-    lanes: set[int]
-    unrolled: set[int]
+    lanes: set[int] = field(default_factory=set)
+    unrolled: set[int] = field(default_factory=set)
+    contiguous_rows: set[str] = field(default_factory=set)
 
 
 def compile_function(
-    function: Callable[..., Any], arg_types: tuple[types.Type, ...], loops: LoopLines
+    function: Callable[..., Any], arg_types: tuple[types.Type, ...], hints: Hints
 ) -> tuple[Callable[..., Any], Code]:
     """Compile a generated function; what to call, without holding the interpreter's lock, and its code."""
     flags = compiler.Flags()
@@ -71,7 +74,7 @@ def compile_function(
     flags.release_gil = True
     flags.nrt = False
     flags.no_cfunc_wrapper = True
-    function.loops = loops  # type: ignore[attr-defined]
+    function.hints = hints  # type: ignore[attr-defined]
     target = cpu_target
     with global_compiler_lock:
         result = compiler.compile_extra(
@@ -121,7 +124,7 @@ class _Lower(lowering.Lower):
 
     def init(self) -> None:
         super().init()
-        self._loops: LoopLines = self.func_ir.func_id.func.loops
+        self._hints: Hints = self.func_ir.func_id.func.hints
         self._offset = 0
         #: Jumps back to the head of a loop, with the line of that loop.
         self._latches: list[tuple[Any, int]] = []
@@ -180,6 +183,8 @@ class _Lower(lowering.Lower):
                 offset = plus(times(offset, size), value)
             return builder.gep(header.data, [offset], inbounds=True)
         strides = cgutils.unpack_tuple(builder, header.strides, array.ndim)
+        if variable.name in self._hints.contiguous_rows:
+            strides[-1] = strides[-1].type(context.get_abi_sizeof(context.get_data_type(array.dtype)))
         offset = times(indices[0], strides[0])
         for stride, value in zip(strides[1:], indices[1:], strict=True):
             offset = plus(offset, times(value, stride))
@@ -200,9 +205,9 @@ class _Lower(lowering.Lower):
         is_vector = module.add_metadata(["llvm.loop.isvectorized", i32(1)])
         then = module.add_metadata(["llvm.loop.vectorize.followup_vectorized", is_vector])
         for latch, line in self._latches:
-            if line in self._loops.lanes:
+            if line in self._hints.lanes:
                 properties = (parallel, keep, then)
-            elif line in self._loops.unrolled:
+            elif line in self._hints.unrolled:
                 properties = (unroll,)
             else:
                 continue

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import functools
 import linecache
+import threading
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba.core import types
@@ -41,6 +41,24 @@ Dim = tuple[int, int, int]
 WARP_SIZE = 32
 
 
+class Assumptions(NamedTuple):
+    """What code takes for granted about arguments, because it is faster then; each launch checks it.
+
+    Attributes
+    ----------
+    not_negative : bool
+        Integers that indices are computed from are not negative.
+    contiguous_rows : bool
+        Elements that differ in the last index alone lie side by side, also in arrays of layout A.
+    """
+
+    not_negative: bool
+    contiguous_rows: bool
+
+
+ALL_HOLD = Assumptions(True, True)
+
+
 class CompiledKernel:
     """A kernel compiled for argument types and a block shape.
 
@@ -53,23 +71,41 @@ class CompiledKernel:
     uses_dynamic_shared : bool
     """
 
-    def __init__(self, run: Callable[..., None], entry: cache.Entry, general: Callable[[], CompiledKernel]) -> None:
+    def __init__(
+        self,
+        run: Callable[..., None],
+        entry: cache.Entry,
+        strided: tuple[int, ...],
+        compile_without: Callable[[Assumptions], CompiledKernel],
+    ) -> None:
         self.source = entry.source
         self.has_global_atomics = entry.has_global_atomics
         self.uses_dynamic_shared = entry.uses_dynamic_shared
         self._run = run
         self._not_negative = entry.not_negative
-        #: The same kernel for integer arguments below zero, compiled when they come.
-        self._general = general
+        self._strided = strided
+        #: The same kernel for arguments that this code's assumptions do not hold for.
+        self._compile_without = compile_without
+        self._others: dict[Assumptions, CompiledKernel] = {}
+        self._lock = threading.Lock()
 
     def __call__(self, grid: Dim, first_block: int, last_block: int, shared_bytes: int, *args: Any) -> None:
         """Run blocks ``first_block`` to ``last_block - 1`` of a grid (x fastest); other threads run meanwhile."""
-        for index in self._not_negative:
-            if args[index] < 0:
-                self._general()(grid, first_block, last_block, shared_bytes, *args)
-                return
+        holds = Assumptions(
+            all(args[index] >= 0 for index in self._not_negative),
+            all(args[i].strides[-1] == args[i].itemsize or args[i].shape[-1] < 2 for i in self._strided),
+        )
+        if holds != ALL_HOLD:
+            self._other(holds)(grid, first_block, last_block, shared_bytes, *args)
+            return
         shared = np.empty(shared_bytes if self.uses_dynamic_shared else 0, np.uint8)
         self._run(*grid, first_block, last_block, shared, *args)
+
+    def _other(self, holds: Assumptions) -> CompiledKernel:
+        with self._lock:  # several threads run ranges of one launch
+            if holds not in self._others:
+                self._others[holds] = self._compile_without(holds)
+            return self._others[holds]
 
 
 def compile_kernel(
@@ -93,31 +129,36 @@ def compile_kernel(
     """
     if warp_size != WARP_SIZE:
         raise KernelError(f"warp_size={warp_size}; numba.cuda has warps of 32")
-    return _compile(plain_function(py_func), tuple(arg_types), block, True)
+    return _compile(plain_function(py_func), tuple(arg_types), block, ALL_HOLD)
 
 
 def _compile(
-    function: FunctionType, arg_types: tuple[types.Type, ...], block: Dim, assume_not_negative: bool
+    function: FunctionType, arg_types: tuple[types.Type, ...], block: Dim, assumed: Assumptions
 ) -> CompiledKernel:
     digest = source_digest(function)
-    path = cache.entry_path(function.__name__, digest, str(arg_types), str(block), str(assume_not_negative))
+    path = cache.entry_path(function.__name__, digest, str(arg_types), str(block), str(assumed))
     entry = cache.load(path)
     if entry is not None:
         run = load_function(path.stem, entry.code)
     else:
-        writer = _Writer(flatten(source_of(function)), arg_types, block, assume_not_negative)
+        writer = _Writer(flatten(source_of(function)), arg_types, block, assumed)
         run, entry = writer.compile(path.stem.replace("-", "_"))
         cache.write_atomically(path, entry.to_bytes())
-    return CompiledKernel(run, entry, functools.cache(lambda: _compile(function, arg_types, block, False)))
+    strided = tuple(i for i, kind in enumerate(arg_types) if assumed.contiguous_rows and _is_strided(kind))
+    return CompiledKernel(run, entry, strided, lambda holds: _compile(function, arg_types, block, holds))
+
+
+def _is_strided(kind: types.Type) -> bool:
+    return isinstance(kind, types.Array) and kind.layout != "C"
 
 
 class _Writer:
     def __init__(
-        self, program: Program, arg_types: tuple[types.Type, ...], block: Dim, assume_not_negative: bool
+        self, program: Program, arg_types: tuple[types.Type, ...], block: Dim, assumptions: Assumptions
     ) -> None:
         self.program = program
         self.arg_types = arg_types
-        self.assume_not_negative = assume_not_negative
+        self.assumptions = assumptions
         if len(arg_types) != len(program.parameters):
             raise KernelError(
                 f"{program.source.name} takes {len(program.parameters)} arguments but {len(arg_types)} types were given"
@@ -147,7 +188,7 @@ class _Writer:
         recomputed = Recomputed(program, uniformity, set(), kinds)
         if interchange_strided_loops(program, uniformity, recomputed.has_first_lane, self.new_name):
             uniformity = Uniformity(program, kinds, self.geometry, per_thread)
-        self.assumed = wrap_negative_indices(program, uniformity, kinds, assume=self.assume_not_negative)
+        self.assumed = wrap_negative_indices(program, uniformity, kinds, assume=self.assumptions.not_negative)
         self.namespace.update(program.namespace)
         uniformity = None  # type: ignore[assignment]
         while True:
@@ -224,8 +265,7 @@ class _Writer:
         offset = len(emitter.lines)
         emitter.lines += body
         emitter.places = {number + offset: place for number, place in places.items()}
-        loops = emitter.loops
-        for lines in (loops.lanes, loops.unrolled):
+        for lines in (emitter.hints.lanes, emitter.hints.unrolled):
             moved = {number + offset for number in lines}
             lines.clear()
             lines |= moved
@@ -289,8 +329,11 @@ class _Writer:
         function = environment[self.name]
         function.__name__ = function.__qualname__ = symbol
         signature = (*(types.intp,) * 5, types.Array(types.uint8, 1, "C"), *self.arg_types)
+        if self.assumptions.contiguous_rows:
+            strided = zip(self.program.parameters, self.arg_types, strict=True)
+            emitter.hints.contiguous_rows |= {name for name, kind in strided if _is_strided(kind)}
         try:
-            run, code = compile_function(function, signature, emitter.loops)
+            run, code = compile_function(function, signature, emitter.hints)
         except NumbaError as error:
             raise self.explained(error, emitter) from error
         dynamic = any(a.space == "shared" and a.shape == (0,) for a in emitter.storage.planner.allocations)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from numstack.simt import warp
-from numstack.simt.codegen import LoopLines
+from numstack.simt.codegen import Hints
 from numstack.simt.flow import Statements
 from numstack.simt.geometry import Geometry
 from numstack.simt.nodes import PREFIX, SHUFFLES, Alloc, loaded
@@ -46,8 +46,8 @@ class Emitter:
 
     Attributes
     ----------
-    loops : LoopLines
-        Where loops are that the compiler must know about.
+    hints : Hints
+        What the compiler must know about the lines.
     places : dict of int to ast node
         The statement of the kernel behind a line.
     """
@@ -57,7 +57,7 @@ class Emitter:
         self.geometry = geometry
         self.uniformity = uniformity
         self.lines: list[str] = []
-        self.loops = LoopLines(set(), set())
+        self.hints = Hints()
         self.places: dict[int, ast.AST] = {}
         self.depth = 0
         self.uses: set[str] = set()
@@ -126,7 +126,7 @@ class Emitter:
         if isinstance(header, ast.For):
             number = self.indented(f"for {ast.unparse(header.target)} in {level(header.iter)}:", header)
             if self.storage.is_short_warp_loop(node):
-                self.loops.unrolled.add(number)
+                self.hints.unrolled.add(number)
         else:
             self.indented(f"while {level(header.test)}:", header)
         self.nodes(node.body, level)
@@ -172,8 +172,8 @@ class Emitter:
     def begin_lanes(self) -> None:
         headers = self.geometry.lane_loops()
         for header in headers[:-1]:
-            self.loops.unrolled.add(self.indented(header))
-        self.loops.lanes.add(self.indented(headers[-1]))
+            self.hints.unrolled.add(self.indented(header))
+        self.hints.lanes.add(self.indented(headers[-1]))
         self._last_place = None
 
     def end_lanes(self) -> None:
@@ -243,7 +243,7 @@ class Emitter:
                 header = f"for {ast.unparse(statement.target)} in {self.in_thread(statement.iter)}:"
                 number = self.indented(header, statement)
                 if self.storage.planner.is_unrolled(statement):
-                    self.loops.unrolled.add(number)
+                    self.hints.unrolled.add(number)
                 self.statements(statement.body)
                 self.depth -= 1
             elif isinstance(statement, ast.While):

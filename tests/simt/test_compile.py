@@ -231,3 +231,17 @@ def test_the_generated_source_names_the_kernels_lines():
     source = compile_kernel(tiled_product, (typeof(a),) * 3, (TILE, TILE, 1)).source
     assert "total += a_tile[y, k] * b_tile[k, x]" in source
     assert "# test_compile.py:" in source
+
+
+def doubled_rows(x, out):
+    j, i = cuda.grid(2)
+    if i < x.shape[0] and j < x.shape[1]:
+        out[i, j] = 2 * x[i, j]
+
+
+def test_rows_that_lie_side_by_side_and_rows_that_do_not():
+    base = uniform(40, 50)
+    for x in (base[3:30, 5:45], base[::2, ::3], base.T[1:20], base[:, :1]):
+        out = np.full((x.shape[0], x.shape[1] + 1), np.nan, np.float32)[:, :-1]
+        launch(doubled_rows, (4, 4), (16, 16), x, out)
+        np.testing.assert_array_equal(out, 2 * x)
