@@ -68,7 +68,7 @@ class Entry:
         fields = asdict(self)
         object_code = fields["code"].pop("object_code")
         fields["sha256"] = hashlib.sha256(object_code).hexdigest()
-        return json.dumps(fields).encode() + b"\n" + object_code
+        return json.dumps(fields).encode() + b"\n" + object_code  # type: ignore[no-any-return]
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Entry:

@@ -206,7 +206,7 @@ class _Lower(lowering.Lower):
         then = module.add_metadata(["llvm.loop.vectorize.followup_vectorized", is_vector])
         for latch, line in self._latches:
             if line in self._hints.lanes:
-                properties = (parallel, keep, then)
+                properties: tuple[Any, ...] = (parallel, keep, then)
             elif line in self._hints.unrolled:
                 properties = (unroll,)
             else:

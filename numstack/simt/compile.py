@@ -165,6 +165,7 @@ class _Writer:
             )
         self.geometry = Geometry(block, WARP_SIZE, contains(program.body, WarpOp))
         self.taken = program.taken
+        self.masks: set[str] = set()
         self.namespace = dict(program.namespace)
 
     def new_name(self, wish: str) -> str:
@@ -319,7 +320,6 @@ class _Writer:
 
     def compile(self, symbol: str) -> tuple[Callable[..., None], cache.Entry]:
         """What to call, and what to keep in the cache; ``symbol`` names the code in this process."""
-        self.masks: set[str] = set()
         emitter = self.analyse()
         text = "\n".join(emitter.lines) + "\n"
         filename = f"<numstack {symbol}>"

@@ -36,7 +36,7 @@ def _rounding(name: str) -> Callable[..., Any]:
         return kind(kind), codegen
 
     typed.__name__ = name
-    return intrinsic(typed)
+    return intrinsic(typed)  # type: ignore[no-any-return]
 
 
 def _extreme(name: str, predicate: str) -> Callable[..., Any]:
@@ -61,7 +61,7 @@ def _extreme(name: str, predicate: str) -> Callable[..., Any]:
 
     typed.__name__ = f"{name}_of_two"
     typed.__doc__ = f"``{name}`` of two numbers; of floats, the number if the other is a NaN."
-    return intrinsic(typed)
+    return intrinsic(typed)  # type: ignore[no-any-return]
 
 
 max_of_two = _extreme("max", ">")

@@ -397,7 +397,7 @@ class _Rewrite(ast.NodeTransformer):
                 return node
             if self.where == "chunk" and node.id in storage.at_chunk_start:
                 return node
-            return self.visit(copy.deepcopy(storage.recomputed_variables[node.id]))
+            return self.visit(copy.deepcopy(storage.recomputed_variables[node.id]))  # type: ignore[no-any-return]
         if isinstance(node.ctx, ast.Load) and self.where != "thread" and node.id in storage.thread_variables:
             raise NotTheSame(node.id)
         if isinstance(node.ctx, ast.Load) and node.id in storage.local_arrays:
@@ -447,7 +447,7 @@ class _Rewrite(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if isinstance(node.func, ast.Name) and node.func.id == AT_FIRST_LANE:
-            return _Rewrite(self.emitter, "block" if self.where == "block" else "chunk").visit(node.args[0])
+            return _Rewrite(self.emitter, "block" if self.where == "block" else "chunk").visit(node.args[0])  # type: ignore[no-any-return]
         if isinstance(node.func, ast.Name) and node.func.id.startswith(PREFIX):
             if node.func.id == f"{PREFIX}lanemask_lt":
                 return self.index(node.func)
@@ -471,7 +471,7 @@ class _Rewrite(ast.NodeTransformer):
             if node.attr == "ndim":
                 return ast.Constant(len(alloc.shape))
             if node.attr == "dtype":
-                return self.visit(copy.deepcopy(alloc.dtype))
+                return self.visit(copy.deepcopy(alloc.dtype))  # type: ignore[no-any-return]
             if node.attr == "size":
                 size = 1
                 for n in alloc.shape:

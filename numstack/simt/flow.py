@@ -159,7 +159,7 @@ class _Lowering:
         kept: Statements = []
         for statement in statements:
             for block in blocks(statement):
-                block[:] = self.without_flag(block) or [placed(ast.Pass(), statement)]
+                block[:] = self.without_flag(block) or [placed(ast.Pass(), statement)]  # type: ignore[list-item]
             if not (isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", None) == self.flag):
                 kept.append(statement)
         return kept

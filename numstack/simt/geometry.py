@@ -85,7 +85,7 @@ class Geometry:
     @cached_property
     def chunk(self) -> np.ndarray:
         if self.kind == "row":
-            return self.thread // self.block[0] * (self.block[0] // self.n_lanes) + self.axes["x"] // self.n_lanes
+            return self.thread // self.block[0] * (self.block[0] // self.n_lanes) + self.axes["x"] // self.n_lanes  # type: ignore[no-any-return]
         return self.thread // self.n_lanes
 
     @cached_property
@@ -95,7 +95,7 @@ class Geometry:
     @cached_property
     def first(self) -> np.ndarray:
         """The first thread of each thread's chunk."""
-        return self.thread - self.lane
+        return self.thread - self.lane  # type: ignore[no-any-return]
 
     # Generated code.
 

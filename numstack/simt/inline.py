@@ -80,7 +80,7 @@ class _Flattener:
         self.local_constants: dict[str, Any] = {}
 
     def program(self) -> Program:
-        parameters = {name: ast.Name(name, ast.Load()) for name in self.source.parameters}
+        parameters: dict[str, ast.expr] = {n: ast.Name(n, ast.Load()) for n in self.source.parameters}
         body = self.function(self.source, parameters, None)
         return Program(self.source, self.source.parameters, body, self.namespace, self.taken)
 
@@ -499,7 +499,7 @@ class _Names(ast.NodeTransformer):
             axes: list[ast.expr] = [ast.Name(f"{PREFIX}{name}.{axis}", ast.Load()) for axis in AXES[:count]]
             return _moved(axes[0] if count == 1 else ast.Tuple(axes, ast.Load()), node)
         if name == "const.array_like":
-            return self.visit(node.args[0])
+            return self.visit(node.args[0])  # type: ignore[no-any-return]
         pairwise = dialect.PAIRWISE.get(self.builtin(node.func))
         if pairwise is not None and len(node.args) > 1:  # max(a, b, c)  ->  max(max(a, b), c)
             function = ast.Name(self.flattener.bind(pairwise.__name__, pairwise), ast.Load())

@@ -41,7 +41,7 @@ def _bit_count(name: str, *, counts_zeros: bool = False, one_based: bool = False
         return types.int32(kind), codegen
 
     typed.__name__ = name
-    return intrinsic(typed)
+    return intrinsic(typed)  # type: ignore[no-any-return]
 
 
 popc = _bit_count("llvm.ctpop")

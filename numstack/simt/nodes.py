@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,13 @@ from numstack.simt.source import constant_object, dotted
 PREFIX = "cuda."
 
 
-class Barrier(ast.stmt):
+class _Statement(ast.stmt):
+    if TYPE_CHECKING:  # typeshed gives statements line numbers as positional parameters
+
+        def __init__(self, *fields: ast.expr | None) -> None: ...
+
+
+class Barrier(_Statement):
     """``target = syncthreads_or(value)``; plain ``syncthreads()`` has neither."""
 
     _fields = ("value",)
@@ -24,7 +30,7 @@ class Barrier(ast.stmt):
     value: ast.expr | None
 
 
-class WarpOp(ast.stmt):
+class WarpOp(_Statement):
     """``target = shfl_xor_sync(mask, value, extra)``: a shuffle, a vote, or ``syncwarp``.
 
     ``value`` is the name of a variable of its own, for other lanes read it.
@@ -37,7 +43,7 @@ class WarpOp(ast.stmt):
     extra: ast.expr | None
 
 
-class Alloc(ast.stmt):
+class Alloc(_Statement):
     """``target = shared.array(shape, dtype)`` or ``local.array``; a shape of (0,) is sized at launch."""
 
     _fields = ("dtype",)
@@ -98,7 +104,7 @@ def count_stores(nodes: Iterable[ast.AST]) -> dict[str, int]:
     return counts
 
 
-_BINARY = {
+_BINARY: dict[type[ast.operator], Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -112,7 +118,7 @@ _BINARY = {
     ast.BitOr: operator.or_,
     ast.BitXor: operator.xor,
 }
-_UNARY = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert}
+_UNARY: dict[type[ast.unaryop], Any] = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert}
 
 
 def constant(node: ast.AST, namespace: Mapping[str, Any], local: Mapping[str, Any]) -> Any:

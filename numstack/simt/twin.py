@@ -135,7 +135,7 @@ class _Alone(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if isinstance(node.func, ast.Name) and node.func.id == AT_FIRST_LANE:
-            return self.visit(node.args[0])
+            return self.visit(node.args[0])  # type: ignore[no-any-return]
         if isinstance(node.func, ast.Name) and node.func.id.startswith(PREFIX):
             return ast.copy_location(_int32(), node)
         return self.generic_visit(node)

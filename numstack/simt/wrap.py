@@ -165,7 +165,7 @@ class _Wrapper:
             if node.attr in ("size", "ndim"):
                 return True
             value = constant_object(node, self.namespace)
-            return isinstance(value, (int, np.integer)) and value >= 0
+            return isinstance(value, (int, np.integer)) and bool(value >= 0)
         if isinstance(node, ast.Subscript):
             return self._element(node)
         if isinstance(node, ast.Call):
@@ -185,7 +185,7 @@ class _Wrapper:
                 self.assumed.add(node.id)
             return self.assume
         value = self.namespace.get(node.id)
-        return isinstance(value, (int, np.integer)) and value >= 0
+        return isinstance(value, (int, np.integer)) and bool(value >= 0)
 
     def _binary(self, node: ast.BinOp) -> bool:
         if isinstance(node.op, ast.Sub):
