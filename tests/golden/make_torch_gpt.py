@@ -7,8 +7,10 @@ Run it with torch and transformers installed::
 
 The weights are drawn anew, wider than a training would start with, so that every nonlinearity is far from linear.
 Logits are in float32, as ``GPT2LMHeadModel`` computes them; loss and gradients come from the same model in float64.
+How far PyTorch's own gradients are from those in bfloat16 and float16 is what ours are measured by there.
 """
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,8 @@ def collect(config: dict[str, int], seed: int = 0, n_sequences: int = 3) -> dict
     Returns
     -------
     dict
-        ``tokens``, ``targets``, ``logits``, ``loss``, and ``weight/<name>`` and ``gradient/<name>`` of each parameter.
+        ``tokens``, ``targets``, ``logits``, ``loss``, and of each parameter ``weight/<name>``, ``gradient/<name>`` and,
+        for each 16-bit format, ``<format>_error/<name>``: what its gradient is off by, relative to its norm.
     """
     import torch
 
@@ -64,14 +67,29 @@ def collect(config: dict[str, int], seed: int = 0, n_sequences: int = 3) -> dict
     with torch.no_grad():
         logits = model(torch.from_numpy(tokens).long()).logits.numpy()
     arrays = {f"weight/{name}": p.detach().numpy().copy() for name, p in model.named_parameters()}
-    model = model.double()
+    loss, gradients = _gradients(model.double(), tokens, targets)
+    arrays |= {f"gradient/{name}": gradient for name, gradient in gradients.items()}
+    for dtype in (torch.bfloat16, torch.float16):
+        _, rounded = _gradients(copy.deepcopy(model).to(dtype), tokens, targets, scale=1024.0)
+        for name, gradient in gradients.items():
+            error = np.linalg.norm(rounded[name] - gradient) / np.linalg.norm(gradient)
+            arrays[f"{str(dtype).removeprefix('torch.')}_error/{name}"] = np.array(error)
+    return arrays | {"tokens": tokens, "targets": targets, "logits": logits, "loss": np.array(loss)}
+
+
+def _gradients(
+    model: Any, tokens: np.ndarray, targets: np.ndarray, *, scale: float = 1.0
+) -> tuple[float, dict[str, np.ndarray]]:
+    """The loss, and its gradients by parameter in float64; ``scale``: of the loss while gradients are computed."""
+    import torch
+
+    model.zero_grad()
     output = model(torch.from_numpy(tokens).long()).logits
     loss = torch.nn.functional.cross_entropy(
         output.reshape(-1, output.shape[-1]), torch.from_numpy(targets).long().reshape(-1), ignore_index=-1
     )
-    loss.backward()
-    arrays |= {f"gradient/{name}": p.grad.numpy() for name, p in model.named_parameters()}
-    return arrays | {"tokens": tokens, "targets": targets, "logits": logits, "loss": np.array(loss.item())}
+    (loss * scale).backward()
+    return loss.item(), {name: p.grad.double().numpy() / scale for name, p in model.named_parameters()}
 
 
 if __name__ == "__main__":

@@ -96,6 +96,19 @@ def test_a_scale_that_is_not_finite_skips_the_step(scale):
         np.testing.assert_array_equal(to_host(got), kept)
 
 
+@pytest.mark.parametrize("step", [1, 2, 37, 100_000])
+@pytest.mark.parametrize("betas", [(0.9, 0.9999), (0.0, 0.5)])
+def test_a_step_counted_on_the_device(step, betas):
+    """The bias correction is as exact as the host's float64, also where 1 - beta^t cancels."""
+    options = {**HYPER, "beta1": betas[0], "beta2": betas[1], "grad_scale_1": one(0.5)}
+    before = inputs(300)
+    by_host, by_device = ([to_device(a) for a in before] for _ in range(2))
+    adamw.step(*by_host, **options, step=step)
+    adamw.step(*by_device, **options, step=to_device(np.array([step], np.int32)))
+    for got, expected, start in zip(by_device, by_host, before, strict=True):
+        assert_close(to_host(got) - start, to_host(expected) - start, rtol=2e-6, atol=3e-7)
+
+
 @pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16)], ids=str)
 def test_sixteen_bit_parameters_follow_their_float32_master(dtype):
     """Steps far smaller than a 16-bit rounding still add up."""
@@ -124,6 +137,8 @@ def test_bad_arguments():
     param, grad, m, v, decay = inputs(300)
     with pytest.raises(ConfigError, match="adamw: step=0; the first step is step 1"):
         adamw.step(param, grad, m, v, decay, **HYPER, step=0, grad_scale_1=one(1))
+    with pytest.raises(DTypeError, match="adamw: step has dtype float32; expected int32"):
+        adamw.step(param, grad, m, v, decay, **HYPER, step=one(1), grad_scale_1=one(1))
     with pytest.raises(ShapeError, match=r"adamw: decay_S has shape \(1,\); expected \(2,\)"):
         adamw.step(param, grad, m, v, decay[:1], **HYPER, step=1, grad_scale_1=one(1))
     with pytest.raises(ShapeError, match=r"adamw: grad_N has shape \(299,\); expected \(300,\)"):

@@ -109,6 +109,32 @@ def test_gradient_in_place_of_the_logits(variant):
     assert_close(to_host(array), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.names())
+def test_padding_of_the_rows_counts_for_nothing(variant):
+    """Whatever it holds: it is not in the sum, no target may point there, and its gradient is 0."""
+    for n_classes, V in ((40, 64), (cross_entropy.LONG_ROW - 7, cross_entropy.LONG_ROW)):
+        logits, targets = inputs(5, n_classes)
+        padded = np.full((5, V), np.nan, np.float32)
+        padded[:, :n_classes] = logits
+        padded[0, n_classes:] = 1e30
+        options = {"n_classes": n_classes, "variant": variant}
+        expected_loss, expected_lse = cross_entropy.reference(logits, targets, ignore_index=IGNORE)
+        expected = np.zeros((5, V))
+        expected[:, :n_classes] = cross_entropy.reference_backward(logits, targets, 0.5, ignore_index=IGNORE)
+        loss, lse = forward(padded, targets, **options)
+        assert_close(loss, expected_loss, atol=1e-5)
+        assert_close(lse, expected_lse)
+        loss, dlogits = forward_backward(padded, targets, 0.5, **options)
+        assert_close(loss, expected_loss, atol=1e-5)
+        assert_close(dlogits, expected)
+        dlogits = to_device(poisoned((5, V)))
+        arrays = (to_device(x) for x in (padded, targets, lse))
+        cross_entropy.backward(*arrays, dlogits, device_scale(0.5), n_classes=n_classes, ignore_index=IGNORE)
+        assert_close(to_host(dlogits), expected, atol=1e-5)
+        targets[0] = n_classes
+        assert np.isnan(forward(padded, targets, **options)[0][0])
+
+
 def test_reference_backward_by_finite_differences():
     logits, targets = inputs(5, 6)
     logits = logits.astype(np.float64)
