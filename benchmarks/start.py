@@ -2,7 +2,7 @@
 
 usage: python -m benchmarks.start [--layers N] [--width N] [--json PATH]
 
-Cold compiles every kernel, into an empty cache; warm finds them there and compiles nothing. Each is a process of its own.
+Cold compiles every kernel, into an empty cache; warm finds them there and compiles nothing. Each is a new process.
 """
 
 from __future__ import annotations
