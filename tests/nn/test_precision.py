@@ -87,15 +87,12 @@ def test_training_follows_float32(losses_fp32, name, dtype):
 
 
 def test_parts_in_different_formats(losses_fp32):
-    """Every change of format between two parts, in both directions."""
-    for policy in (
-        Policy.named("bf16", embedding="float32", mlp="float32", norms="bfloat16"),
-        Policy.named("fp32", embedding="bfloat16", mlp="bfloat16"),
-    ):
-        losses, model, _ = train(policy, n_steps=5)
-        np.testing.assert_allclose(losses, losses_fp32[:5], rtol=0.02)
-        with no_grad():
-            assert model(np.zeros((1, 2), int)).dtype == policy.head.storage
+    """A float32 stream between 16-bit attention and a float32 MLP, under 16-bit norms and head."""
+    policy = Policy.named("bf16", embedding="float32", mlp="float32", norms="bfloat16")
+    losses, model, _ = train(policy, n_steps=5)
+    np.testing.assert_allclose(losses, losses_fp32[:5], rtol=0.02)
+    with no_grad():
+        assert model(np.zeros((1, 2), int)).dtype == bfloat16
 
 
 # what is kept

@@ -137,6 +137,29 @@ def test_signal_during_validation_breaks_it_off(train: Train, tmp_path: Path, mo
     assert [row[0] for row in losses(tmp_path / "stopped")] == list(range(1, 11))
 
 
+def test_precision_is_said_recorded_and_resumed(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    """Checkpoints of a run in float16 hold float32 and the loss scale; it goes on with the same bits, or in another."""
+    folder = train("run", "--precision", "fp16", "--checkpoint-every", "10")
+    output = capsys.readouterr().out
+    assert "precision: float16 in embedding, attention, mlp, head; float32 in softmax, norms" in output
+    assert "nats/char, loss scale 65536, 0 steps skipped so far" in output
+    row = metrics.read(folder / "metrics.jsonl")[-1]
+    assert (row["loss_scale"], row["n_skipped_steps"]) == (65536.0, 0)
+    saved = newest(folder)
+    assert saved.configuration["options"]["precision"] == "fp16"
+    assert saved.configuration["precision"]["mlp"] == {"storage": "float16", "computation": "float16"}
+    assert all(array.dtype == "float32" for array in saved.arrays["model"].values())
+    assert saved.arrays["optimizer"]["loss_scale.scale"].tolist() == [65536.0]
+
+    expected = bits(folder)
+    train("run", "--resume", str(folder / "checkpoints" / "step_00000010"))
+    assert bits(folder) == expected
+    capsys.readouterr()
+    train("run", "--resume", str(folder), "--steps", "22", "--precision", "fp32")
+    assert "note: it was trained in fp16, now it goes on in fp32" in capsys.readouterr().out
+    assert newest(folder).step == 22
+
+
 def test_resume_after_the_last_step_only_reports(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
     folder = train("run")
     before, line = bits(folder), capsys.readouterr().out.splitlines()[-1]
