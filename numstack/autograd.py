@@ -126,10 +126,8 @@ class Node:
         gradient = gradient.reshape(array.shape)
         if held:
             elementwise.add(array, gradient, array)
-        elif gradient.dtype == array.dtype:
-            current_device().copy(array, gradient)
         else:
-            elementwise.cast(gradient, array)
+            _put(gradient, array)
 
     def _slot(self, index: int) -> tuple[Any, bool]:
         """The array of an input's gradient, in the input's shape, and whether it holds something already."""
@@ -159,6 +157,14 @@ class Node:
         self._backward = self.gradient = None
         self._targets = []
         return targets
+
+
+def _put(source: Array, target: Array) -> None:
+    """Copy, into another format if need be."""
+    if source.dtype == target.dtype:
+        current_device().copy(target, source)
+    else:
+        elementwise.cast(source, target)
 
 
 def _target(tensor: Tensor | None) -> Node | Tensor | None:
@@ -237,9 +243,9 @@ def backward(output: Tensor, gradient: float | Tensor = 1.0, on_final: Callable[
     nodes, uses = _reachable(root)
     root.gradient = memory.empty(root._shape, root.dtype, scope="backward")
     if isinstance(gradient, Tensor):
-        current_device().copy(root.gradient, gradient.array.reshape(root._shape))
+        _put(gradient.array.reshape(root._shape), root.gradient)
     else:
-        current_device().fill(root.gradient, gradient)
+        elementwise.fill(root.gradient, gradient)
     for node in nodes:
         for target in reversed(node._run()):
             if isinstance(target, Tensor):

@@ -53,6 +53,8 @@ def test_bad_tokens_are_found_before_anything_is_allocated(tables, monkeypatch):
     monkeypatch.delattr(memory, "from_host")
     with pytest.raises(DataError, match=r"tokens holds 6 at \(0, 1\), but ids go from 0 to 5"):
         ops.embedding(np.array([[0, 6]]), table)
+    with pytest.raises(DataError, match=r"tokens holds 4 at \(0, 1\), but ids go from 0 to 3"):
+        ops.embedding(np.array([[3, 4]]), table, n_ids=4)
     with pytest.raises(DataError, match=r"tokens holds -1 at \(0, 0\)"):
         ops.embedding(np.array([[-1, 6]]), table)
     with pytest.raises(DTypeError, match="tokens has dtype float64; expected integers"):

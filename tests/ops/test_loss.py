@@ -47,8 +47,21 @@ def test_gradient_is_scaled_by_what_follows_the_loss(logits):
     assert_close(x.grad.numpy(), 2 * gradient)
 
 
+def test_padded_rows(logits):
+    expected, gradient = reference(logits, 4)
+    x = tensor(np.concatenate([logits, np.full((2, 3, 2), 9.0, np.float32)], -1), requires_grad=True)
+    loss = ops.cross_entropy(x, TARGETS, n_classes=7)
+    assert_close(loss.item(), expected)
+    backward(loss)
+    assert_close(x.grad.numpy(), np.concatenate([gradient, np.zeros((2, 3, 2))], -1))
+
+
 def test_bad_targets(logits):
     x = tensor(logits)
+    with pytest.raises(DataError, match=r"targets holds 6 at \(0, 1\), but ids go from 0 to 5"):
+        ops.cross_entropy(x, TARGETS, n_classes=6)
+    with pytest.raises(ShapeError, match=r"n_classes=8 but logits_RV has shape \(6, 7\): 1 to 7 fit"):
+        ops.cross_entropy(x, TARGETS, n_classes=8)
     with pytest.raises(DataError, match=r"targets holds 7 at \(1, 2\), but ids go from 0 to 6"):
         ops.cross_entropy(x, np.array([[0, 6, -1], [3, -1, 7]]))
     with pytest.raises(DataError, match=r"targets holds -2"):

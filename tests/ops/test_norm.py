@@ -3,6 +3,7 @@ import pytest
 
 from numstack import ops
 from numstack.autograd import backward
+from numstack.dtypes import bfloat16
 from numstack.errors import ShapeError
 from numstack.tensor import tensor
 from tests.ops.gradients import check_operation
@@ -17,6 +18,18 @@ def layernorm(x, weight, bias):
 def test_layernorm(rng):
     arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 37), (37,), (37,))]
     check_operation(ops.layernorm, layernorm, *arrays, rtol=4e-5)
+
+
+def test_the_result_may_have_another_format(rng):
+    """As between a stream in one format and a branch in another; the gradient comes back in that of x."""
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((4, 37), (37,), (37,))]
+    x, weight, bias = (tensor(a, requires_grad=True) for a in arrays)
+    y = ops.layernorm(x, weight, bias, out=bfloat16)
+    assert y.dtype == bfloat16
+    assert_close(y.numpy(), layernorm(*arrays), dtype="bfloat16")
+    backward(y)
+    assert x.grad.dtype == weight.grad.dtype == np.float32
+    assert_close(bias.grad.numpy(), np.full(37, 4.0))
 
 
 def test_weight_alone_wants_a_gradient(rng):
