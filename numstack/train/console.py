@@ -23,15 +23,15 @@ class ProgressReport:
     n_steps : int
         Steps of the whole run.
     step : int
-        Steps done before: the time left counts from here.
+        Steps done before.
     stream : where to; standard output if None
     """
 
     def __init__(self, *, n_steps: int, step: int = 0, stream: TextIO | None = None) -> None:
         self._n_steps = n_steps
-        self._first_step = step
         self._stream = stream or sys.stdout
-        self._start_s = self._shown_s = time.monotonic()
+        self._shown_s = time.monotonic()
+        self._first: tuple[int, float] | None = None
         self._bar: Progress | None = None
         if is_terminal(self._stream):
             self._bar = Progress(
@@ -39,20 +39,29 @@ class ProgressReport:
                 MofNCompleteColumn(),
                 TextColumn("{task.description}"),
                 console=Console(file=self._stream, force_terminal=True, highlight=False),
-                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
             )
             self._task = self._bar.add_task("", total=n_steps, completed=step)
             self._bar.start()
 
     def update(self, step: int, *, loss: float, tokens_per_s: float) -> None:
         """Show that ``step`` steps are done; ``loss`` is of the last one."""
-        left_s = (time.monotonic() - self._start_s) / max(1, step - self._first_step) * (self._n_steps - step)
-        figures = f"loss {loss:.4f}  {tokens_per_s:,.0f} tokens/s  {duration(left_s)} left"
+        figures = f"loss {loss:.4f}  {tokens_per_s:,.0f} tokens/s{self._time_left(step)}"
         if self._bar is not None:
             self._bar.update(self._task, completed=step, description=figures)
         elif time.monotonic() - self._shown_s >= PLAIN_INTERVAL_S:
             self._shown_s = time.monotonic()
             self.say(f"step {step}/{self._n_steps}  {figures}")
+
+    def _time_left(self, step: int) -> str:
+        """From the pace since the first step of this process, which may have compiled and so says nothing."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (step, now)
+            return ""
+        first_step, first_s = self._first
+        return f"  {duration((now - first_s) / (step - first_step) * (self._n_steps - step))} left"
 
     def say(self, line: str) -> None:
         """Print a line; on a terminal it stands above the bar."""
@@ -61,8 +70,25 @@ class ProgressReport:
         else:
             print(line, file=self._stream, flush=True)
 
+    def last_words(self, line: str) -> None:
+        """Print a line on standard error, also when mpirun is about to kill this process and forwards nothing any more.
+
+        Then, where it can be opened, the line goes to mpirun's own standard error.
+        """
+        text = f"{line}\n" if self._bar is None else f"\n{line}\n"  # the cursor is in the bar
+        output = _launcher_output(2)
+        try:
+            if output is not None:
+                with output.open("a") as stream:
+                    stream.write(text)
+                return
+        except OSError:
+            pass
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
     def close(self) -> None:
-        """Take the bar away."""
+        """Let the bar stand as it is, and the terminal be as it was."""
         if self._bar is not None:
             self._bar.stop()
 
@@ -92,22 +118,6 @@ def launched_by_mpirun() -> bool:
         return Path(f"/proc/{os.getppid()}/comm").read_text().strip() in _LAUNCHERS
     except OSError:
         return False
-
-
-def last_words(line: str) -> None:
-    """Print a line on standard error, also when mpirun is about to kill this process and forwards nothing any more.
-
-    Then, where it can be opened, the line goes to mpirun's own standard error.
-    """
-    output = _launcher_output(2)
-    try:
-        if output is not None:
-            with output.open("a") as stream:
-                print(line, file=stream, flush=True)
-            return
-    except OSError:
-        pass
-    print(line, file=sys.stderr, flush=True)
 
 
 def _launcher_output(descriptor: int) -> Path | None:

@@ -33,7 +33,7 @@ from numstack.nn import GPT
 from numstack.optim import AdamW
 from numstack.train import checkpoint, plot
 from numstack.train.arguments import CHECKPOINTS, Arguments
-from numstack.train.console import ProgressReport, last_words
+from numstack.train.console import ProgressReport
 from numstack.train.metrics import MetricsFile
 from numstack.train.step import Interrupted, evaluate
 from numstack.train.stop import END, SAVE, Stopped, StopRequest
@@ -268,8 +268,7 @@ class Run:
 
     def _end(self, number: signal.Signals) -> None:
         if self._reports is not None:
-            self._reports.close()
-            last_words(
+            self._reports.progress.last_words(
                 f"ended by {number.name} after step {self.step} of {self.options.steps}; saved; "
                 f"go on with: --resume {self.folder}"
             )

@@ -78,6 +78,17 @@ def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "[brackets] stay" in stream.getvalue()
 
 
+def test_last_words_start_a_line_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "launched_by_mpirun", lambda: False)
+    for stream, expected in ((io.StringIO(), "the end\n"), (Terminal(), "\nthe end\n")):
+        report = console.ProgressReport(n_steps=10, stream=stream)
+        report.last_words("the end")
+        report.close()
+        assert capsys.readouterr().err == expected
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (62.4, "1:02"), (3602, "1:00:02")])
 def test_duration(seconds: float, text: str) -> None:
     assert console.duration(seconds) == text
