@@ -39,6 +39,7 @@ class ProgressReport:
                 MofNCompleteColumn(),
                 TextColumn("{task.description}"),
                 console=Console(file=self._stream, force_terminal=True, highlight=False),
+                refresh_per_second=4,
                 redirect_stdout=False,
                 redirect_stderr=False,
             )

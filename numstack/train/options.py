@@ -51,7 +51,7 @@ class Options:
     batch: int = _option(12, TRAINING, "sequences in a step, over all ranks; a multiple of ranks x --accumulate")
     accumulate: int = _option(1, TRAINING, "micro-batches that a rank adds up before a step")
     learning_rate: float = _option(4e-3, TRAINING, "at its peak")
-    final_learning_rate: float = _option(0.0, TRAINING, "at the end of the schedule")
+    final_learning_rate: float = _option(4e-4, TRAINING, "at the end of the schedule")
     warmup: int = _option(100, TRAINING, "first steps, in which the learning rate grows to its peak")
     decay: int = _option(200, TRAINING, "last steps of warmup_stable_decay, in which it falls")
     schedule: str = _option(
