@@ -48,7 +48,10 @@ def parse(description: str | None, *, rank: int = 0, arguments: list[str] | None
         If ``--resume`` names no usable checkpoint, or one of another configuration.
     """
     parser = (_Parser if rank == 0 else _QuietParser)(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        usage="%(prog)s [options]",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     add_arguments(parser)
     files = parser.add_argument_group("files")
@@ -57,8 +60,8 @@ def parse(description: str | None, *, rank: int = 0, arguments: list[str] | None
         "--resume",
         type=Path,
         metavar="DIR",
-        help="go on with the run in DIR from its newest checkpoint, or from the checkpoint DIR; "
-        "its options are taken over and those in brackets below may be given anew",
+        help="go on with the run in DIR from its newest checkpoint, or from the checkpoint DIR, with its options; "
+        f"only these may be given anew: {', '.join(sorted(map(flag, FREE_TO_CHANGE)))}",
     )
     given = vars(parser.parse_args(arguments))
     out: Path | None = given.pop("out")

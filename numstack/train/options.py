@@ -32,7 +32,7 @@ class Options:
         If a number is out of its range, or two contradict each other.
     """
 
-    data: str = _option("", DATA, "folder of `numstack data prepare`; empty: the shipped works of Shakespeare")
+    data: str = _option("", DATA, "folder of `numstack data prepare` (default: the shipped works of Shakespeare)")
     tokenizer: str = _option(
         "characters", DATA, "how the shipped works are cut into tokens", choices=("characters", "gpt2")
     )
@@ -134,5 +134,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             default=argparse.SUPPRESS,
             choices=choices or None,
             metavar=None if choices else {int: "N", float: "X", str: "PATH"}[kind],
-            help=f"{item.metadata['help']} (default: {item.default!r})",
+            help=item.metadata["help"] + (f" (default: {item.default})" if item.default != "" else ""),
         )
