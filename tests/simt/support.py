@@ -24,16 +24,28 @@ def _compiled(kernel: Kernel, types: tuple[Any, ...], block: tuple[int, int, int
     return simt.compile_kernel(kernel, types, block)
 
 
+def as_numba(value: Any) -> Any:
+    """An argument whose width is what ``numba.typeof`` gives it: a Python int or float, also in a tuple, has 64 bits.
+
+    A launch through ``numstack.device`` takes them for 32 bits; the programs of numba-cuda were written for numba.
+    """
+    if isinstance(value, tuple):
+        parts = [as_numba(part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    widths = {int: np.int64, float: np.float64}
+    return widths[value.__class__](value) if value.__class__ in widths else value
+
+
 def launch(kernel: Kernel, grid: Any, block: Any, *args: Any, shared_bytes: int = 0) -> None:
     """Run a kernel through the compiler, all blocks on this thread."""
-    grid, block = dim(grid), dim(block)
+    grid, block, args = dim(grid), dim(block), as_numba(args)
     run = _compiled(kernel, tuple(numba.typeof(value) for value in args), block)
     run(grid, 0, int(np.prod(grid)), shared_bytes, *args)
 
 
 def launch_checked(kernel: Kernel, grid: Any, block: Any, *args: Any, shared_bytes: int = 0) -> None:
     """Run a kernel in Python under checks."""
-    simt.interpret(kernel, dim(grid), dim(block), args, shared_bytes=shared_bytes)
+    simt.interpret(kernel, dim(grid), dim(block), as_numba(args), shared_bytes=shared_bytes)
 
 
 WAYS = {"compiled": launch, "checked": launch_checked}
