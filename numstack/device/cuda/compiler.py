@@ -128,7 +128,7 @@ def compile_cubin(
                 device=False,
                 abi="numba",
                 output="ltoir",
-                launch_bounds=(threads,),
+                launch_bounds=(threads, 1),
             )
         except Exception as error:  # numba raises many kinds, all of which mean the same here
             raise KernelError(
