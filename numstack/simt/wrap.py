@@ -31,14 +31,17 @@ from numstack.simt.uniform import AT_FIRST_LANE, Uniformity
 
 @intrinsic
 def wrap_index(typingctx: Any, index: Any, sizes: Any) -> Any:
-    """``index``, or ``index + size`` if it is negative; of a tuple, each of its integers. ``sizes`` is a shape."""
+    """``index``, or ``index + size`` if it is negative; of a tuple, each of its integers.
+
+    ``sizes`` is a shape, for an index of the whole array, or the size of one axis.
+    """
     kinds = list(index) if isinstance(index, types.BaseTuple) else [index]
     wrapped = [types.intp if isinstance(kind, types.Integer) else kind for kind in kinds]
     result = types.Tuple(wrapped) if isinstance(index, types.BaseTuple) else wrapped[0]
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values = cgutils.unpack_tuple(builder, args[0]) if isinstance(index, types.BaseTuple) else [args[0]]
-        lengths = cgutils.unpack_tuple(builder, args[1])
+        lengths = cgutils.unpack_tuple(builder, args[1]) if isinstance(sizes, types.BaseTuple) else [args[1]]
         for axis, kind in enumerate(kinds):
             if isinstance(kind, types.Integer):
                 value = context.cast(builder, values[axis], kind, types.intp)
@@ -311,18 +314,19 @@ class _Wrapper:
         if isinstance(index, ast.Tuple):
             index.elts[:] = [self.index(array, element, axis) for axis, element in enumerate(index.elts)]
             return index
-        return self.index(array, index, 0)
+        return self.index(array, index, None)
 
-    def index(self, array: ast.expr, index: ast.expr, axis: int) -> ast.expr:
+    def index(self, array: ast.expr, index: ast.expr, axis: int | None) -> ast.expr:
+        """The index along one axis; without ``axis``, of the whole array: a number, or a variable with a tuple."""
         if isinstance(index, ast.Slice) or self.is_not_negative(index):
             return index
         sizes: ast.expr = ast.Attribute(copy.deepcopy(array), "shape", ast.Load())
         value = self.uniformity.constant(index)
-        if isinstance(value, int) and value < 0:
-            size = ast.Subscript(sizes, ast.Constant(axis), ast.Load())
-            return placed(ast.BinOp(size, ast.Sub(), ast.Constant(-value)), index)  # type: ignore[return-value]
-        if axis:
-            sizes = ast.Subscript(sizes, ast.Slice(ast.Constant(axis)), ast.Load())
+        is_constant = isinstance(value, int) and value < 0
+        if axis is not None or is_constant:
+            sizes = ast.Subscript(sizes, ast.Constant(axis or 0), ast.Load())
+        if is_constant:
+            return placed(ast.BinOp(sizes, ast.Sub(), ast.Constant(-value)), index)  # type: ignore[return-value]
         self.namespace["wrap_index"] = wrap_index
         return placed(ast.Call(ast.Name("wrap_index", ast.Load()), [index, sizes], []), index)  # type: ignore[return-value]
 
@@ -350,6 +354,10 @@ class _Indices(ast.NodeTransformer):
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         if isinstance(node.value, ast.Attribute) and node.value.attr in ("shape", "strides"):
             return node
+        if isinstance(node.value, ast.Subscript) and _root(node) in self.wrapper.allocations:  # t[i][j] is t[i, j]
+            inner, outer = (s.elts if isinstance(s, ast.Tuple) else [s] for s in (node.value.slice, node.slice))
+            both = placed(ast.Tuple([*inner, *outer], ast.Load()), node)
+            return self.visit(placed(ast.Subscript(node.value.value, both, node.ctx), node))  # type: ignore[no-any-return, arg-type]
         node.value = self.visit(node.value)
         node.slice = self.visit(node.slice)
         node.slice = self.wrapper.indices(node.value, node.slice)
@@ -361,6 +369,13 @@ class _Indices(ast.NodeTransformer):
         if name in atomics.NAMES and name != atomics.atomic_compare_and_swap.__name__:
             node.args[1] = self.wrapper.indices(node.args[0], node.args[1])
         return node
+
+
+def _root(node: ast.expr) -> str | None:
+    """The variable that is indexed, once or repeatedly."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
 
 
 def _is_in(value: Any, known: set[Any]) -> bool:

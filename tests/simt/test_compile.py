@@ -124,6 +124,35 @@ def test_a_negative_argument_wraps_too():
     np.testing.assert_array_equal(out, x[np.arange(40) - 3])
 
 
+def wraps_columns(x, out, start, stop):
+    row = cuda.threadIdx.x
+    shared = cuda.shared.array((3, 8), int32)
+    local = cuda.local.array((3, 8), int32)
+    for c in range(8):
+        shared[row, c] = x[row, c]
+        local[row, c] = x[row, c]
+    cuda.syncthreads()
+    first = start - 4
+    for c in range(first, stop):
+        out[row, 0] += x[row, c]
+        out[row, 1] += shared[row, c]
+        out[row, 2] += local[row, c]
+        out[row, 3] += local[row][c] - shared[row][c] + x[row][c]
+        out[row, c] += cuda.atomic.add(x, (row, c), 0) * 1000
+
+
+def test_an_index_that_may_be_negative_wraps_along_its_own_axis():
+    whole = np.arange(48, dtype=np.int32).reshape(3, 16)
+    for x in (whole[:, :8].copy(), whole[:, :8], whole[:, ::2]):
+        out = np.zeros((3, 9), np.int32)
+        launch(wraps_columns, 1, 3, x, out, np.int32(1), np.int32(5))
+        expected = np.zeros((3, 9), np.int32)
+        for c in range(-3, 5):
+            expected[:, :4] += x[:, [c]]
+            expected[:, c] += x[:, c] * 1000
+        np.testing.assert_array_equal(out, expected)
+
+
 def dynamic(x, out):
     whole = cuda.shared.array(0, float32)
     same = cuda.shared.array(0, int32)
