@@ -120,21 +120,31 @@ def compile_cubin(
         If numba or the assembler refuses it; the message holds what they said.
     """
     with _compiling, _compiling_for(architecture):
-        try:
-            lto_ir, _ = numba.cuda.compile(
-                py_func,
-                types.void(*arg_types),
-                cc=architecture.numba_cc,
-                device=False,
-                abi="numba",
-                output="ltoir",
-                launch_bounds=(threads, 1),
-            )
-        except Exception as error:  # numba raises many kinds, all of which mean the same here
-            raise KernelError(
-                f"{py_func.__name__}: numba could not compile it for {architecture.name}: {error}"
-            ) from error
-        return _link(py_func.__name__, lto_ir, architecture)
+        cubin = _compile(py_func, arg_types, (threads,), architecture)
+        if cubin.resources.spill_bytes:
+            # The assembler may spill a few registers to fit one more block on a multiprocessor. Asked for one block,
+            # it does not; if it still spills, the kernel needs more than there are.
+            cubin = _compile(py_func, arg_types, (threads, 1), architecture)
+        return cubin
+
+
+def _compile(
+    py_func: Callable[..., None], arg_types: tuple[types.Type, ...], bounds: tuple[int, ...], architecture: Architecture
+) -> Cubin:
+    """Compile with launch bounds: threads of a block, and blocks that must fit on a multiprocessor."""
+    try:
+        lto_ir, _ = numba.cuda.compile(
+            py_func,
+            types.void(*arg_types),
+            cc=architecture.numba_cc,
+            device=False,
+            abi="numba",
+            output="ltoir",
+            launch_bounds=bounds,
+        )
+    except Exception as error:  # numba raises many kinds, all of which mean the same here
+        raise KernelError(f"{py_func.__name__}: numba could not compile it for {architecture.name}: {error}") from error
+    return _link(py_func.__name__, lto_ir, architecture)
 
 
 def _link(name: str, lto_ir: bytes, architecture: Architecture) -> Cubin:
