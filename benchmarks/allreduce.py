@@ -56,7 +56,7 @@ def main() -> None:
             communicator.allreduce(array)
         communicator.synchronize()
 
-    communicators = {name: comm.create(world, name) for name in comm.backends()}
+    communicators = {name: comm.create(world, name) for name in options.backends or comm.backends()}
     rows: list[list[Any]] = [["barrier, host"], ["known call, host"]]
     small = memory.from_host(np.zeros(256, np.float32), scope="comm")
     for communicator in communicators.values():
@@ -102,6 +102,7 @@ def host_us(communicator: Communicator, array: Array) -> float:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--backends", nargs="+", metavar="NAME", help="nccl, ring, mpi (default: all that work here)")
     parser.add_argument("--sizes", type=int, nargs="+", metavar="BYTES", help="of the array")
 
 

@@ -65,7 +65,9 @@ def median_s(
 
 
 def one_threaded_torch() -> Any | None:
-    """PyTorch held to one thread, or None where it is not installed."""
+    """PyTorch held to one thread; None where it is not installed, or where what is measured is no CPU."""
+    if current_device().kind != "cpu":
+        return None
     try:
         torch = importlib.import_module("torch")
     except ImportError:
