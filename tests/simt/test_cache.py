@@ -87,6 +87,45 @@ def test_two_processes_at_once_and_a_third_that_loads(directory):
     np.testing.assert_array_equal(run(make(7)), 7 * X)
 
 
+KERNELS = """
+import numpy as np
+from numba import cuda, float32, typeof
+from numstack.simt import compile_kernel
+from tests.simt.test_cache import X, make, run
+
+def searches(x, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        for k in range(x.size):
+            if x[k] > i:
+                out[i] = k
+                break
+
+def sums(x, out):
+    lane = cuda.threadIdx.x
+    total = float32(0)
+    for k in range(lane, x.size, cuda.blockDim.x):
+        total += x[k] if x[k] > 0 else x[k - 1]
+    for distance in (16, 8, 4, 2, 1):
+        total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)
+    out[lane] = total
+
+run(make(7))
+for kernel in (searches, sums):
+    out = np.zeros(32, np.float32)
+    compile_kernel(kernel, (typeof(X), typeof(out)), (32, 1, 1))((1, 1, 1), 0, 1, 0, X, out)
+"""
+
+
+def test_a_cold_compile_says_nothing(directory):
+    (directory / "kernels.py").write_text(KERNELS)
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    command = [sys.executable, str(directory / "kernels.py")]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
+    assert len(list((directory / "cpu").iterdir())) == 3
+
+
 def test_the_digest_follows_a_global_constant(monkeypatch):
     def kernel(x):
         x[0] = LIMIT
