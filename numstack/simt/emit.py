@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from numstack.simt import warp
+from numstack.simt import division, warp
 from numstack.simt.codegen import Hints
 from numstack.simt.flow import Statements
 from numstack.simt.geometry import Geometry
@@ -407,6 +407,22 @@ class _Rewrite(ast.NodeTransformer):
                 "use its elements; device functions that take it are inlined, other functions cannot take it",
             )
         return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        function = division.FUNCTIONS.get(type(node.op).__name__)
+        if function is None or self.emitter.uniformity.constant(node.right) is not None:
+            return node
+        name = self.emitter.storage.bind(function.__name__, function)
+        return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [node.left, node.right], []), node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        if type(node.op).__name__ not in division.FUNCTIONS:
+            return self.generic_visit(node)
+        value = copy.deepcopy(node.target)
+        value.ctx = ast.Load()
+        divided = ast.copy_location(ast.BinOp(value, node.op, node.value), node)
+        return self.visit(ast.copy_location(ast.Assign([node.target], divided), node))  # type: ignore[no-any-return]
 
     def index(self, node: ast.Name) -> ast.AST:
         what, _, axis = node.id.removeprefix(PREFIX).partition(".")

@@ -231,3 +231,36 @@ def test_a_variable_that_a_loop_may_leave_as_it_was():
     out = poisoned(32, np.int32)
     launch(may_not_assign, 1, 32, x, out)
     np.testing.assert_array_equal(out, [i + i % 3 - 1 if i % 3 else -1 for i in range(32)])
+
+
+def divides_under_a_condition(x, out, n):
+    i = cuda.threadIdx.x
+    chosen, quotient = -1, -1
+    if x[i] < 500:
+        chosen = x[19 % n]
+        quotient = x[(x.size - 3) // n]
+    out[0, i] = chosen
+    out[1, i] = quotient
+    count = 19
+    count %= n
+    out[2, i] = count
+    out[3, i] = 0
+    for k in range(x.size):
+        if x[k] > 500:
+            out[3, i] += x[i % n]
+
+
+@pytest.mark.parametrize("n", [5, 40, 0])
+def test_division_by_a_variable_in_some_threads_only(n):
+    """LLVM would take the first thread's quotient for all, though that thread does not divide."""
+    x = np.random.default_rng(4).integers(0, 1000, 48).astype(np.int32)
+    x[0], x[1] = 900, 100
+    out = poisoned((4, 32), np.int32)
+    launch(divides_under_a_condition, 1, 32, x, out, np.int32(n))
+    takes = x[:32] < 500
+    rest, quotient = (19 % n, (x.size - 3) // n) if n else (0, 0)
+    columns = np.arange(32) % n if n else np.zeros(32, np.intp)
+    np.testing.assert_array_equal(out[0], np.where(takes, x[rest], -1))
+    np.testing.assert_array_equal(out[1], np.where(takes, x[quotient], -1))
+    np.testing.assert_array_equal(out[2], rest)
+    np.testing.assert_array_equal(out[3], (x > 500).sum() * x[columns])
