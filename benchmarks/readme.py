@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -33,11 +33,95 @@ class Figure(NamedTuple):
     peer_name: str = ""
 
 
+TORCH = "PyTorch"
+NUMBA = "numba's launcher"
+
 FIGURES = {
     "cpu": [
-        Figure("16 x 16 shared tiles, 512^3", "simt", "shared tile 512^3", "value", "GFLOP/s"),
+        Figure(
+            "training the example, 2 cores",
+            "cpu_gpt",
+            "numstack, 2 ranks",
+            "tokens/s",
+            "tokens/s",
+            "PyTorch 2.13.0+cpu, 2 threads",
+            "",
+            TORCH,
+        ),
+        Figure("GEMM 512^3, 16 x 16 shared tiles", "simt", "GEMM 512^3, 16 x 16 shared tiles", "figure", "GFLOP/s"),
+        Figure(
+            "GEMM 768 x 128 x 512, register tiles",
+            "gemm",
+            "mlp down 768",
+            "register_tile",
+            "GFLOP/s",
+            "mlp down 768",
+            "torch",
+            TORCH,
+        ),
+        Figure(
+            "attention B12 H4 T128 D32, forward",
+            "attention",
+            "B12 H4 T128 D32 online_tiles",
+            "forward",
+            "GFLOP/s",
+            "B12 H4 T128 D32 torch",
+            "",
+            TORCH,
+        ),
+        Figure(
+            "the same, backward",
+            "attention",
+            "B12 H4 T128 D32 online_tiles",
+            "backward",
+            "GFLOP/s",
+            "B12 H4 T128 D32 torch",
+            "",
+            TORCH,
+        ),
+        Figure(
+            "LayerNorm 4096 x 768, forward",
+            "layernorm",
+            "forward warp_per_row 4096 x 768",
+            "GB/s",
+            "GB/s",
+            "forward torch 4096 x 768",
+            "",
+            TORCH,
+        ),
+        Figure("AdamW, 8M parameters", "adamw", "numstack 8000000", "GB/s", "GB/s", "torch fused 8000000", "", TORCH),
+        Figure("GEMM 64^3 against numba's simulator", "simt", "  times as fast as that", "figure", "times as fast"),
+        Figure("compiling a kernel, median", "simt", "compiling a kernel, median of 21", "figure", "s"),
+        Figure("loading it from the cache", "simt", "loading it from the cache", "figure", "ms"),
     ],
-    "h200": [],
+    "h200": [
+        Figure(
+            "host cost of a launch, six arrays",
+            "launch",
+            "numstack, six arrays, through the door",
+            "us",
+            "µs",
+            "numba, six arrays",
+            "",
+            NUMBA,
+        ),
+        Figure(
+            "the same beside torch.add",
+            "launch",
+            "numstack, six arrays, through the door",
+            "us",
+            "µs",
+            "PyTorch, torch.add(x, y, out=out)",
+            "",
+            TORCH,
+        ),
+        Figure("import to first step of GPT-2 124M, warm", "start", "first step done", "warm", "s"),
+        Figure("the same with an empty cache", "start", "first step done", "cold", "s"),
+        Figure("all-reduce of 1 GiB on two GPUs, NCCL", "allreduce", "1073741824", "nccl GB/s", "GB/s bus bandwidth"),
+        Figure("AdamW, 8M parameters", "adamw", "numstack 8000000", "GB/s", "GB/s"),
+        Figure("LayerNorm 4096 x 768, forward", "layernorm", "forward warp_per_row 4096 x 768", "GB/s", "GB/s"),
+        Figure("transpose through shared memory", "elementwise", "transpose, shared_tile", "numstack", "GB/s"),
+    ],
 }
 
 
@@ -48,7 +132,9 @@ def cell(machine: str, benchmark: str, row: str, column: str) -> float:
         cells = list(map(str, found.values()))
         if row in (cells[0], " ".join(cells[:2])):
             return float(found[column])
-    raise SystemExit(f"{machine}/{benchmark}.json has no row {row!r}; it has {[list(r.values())[:2] for r in document['rows']]}")
+    raise SystemExit(
+        f"{machine}/{benchmark}.json has no row {row!r}; it has {[list(r.values())[:2] for r in document['rows']]}"
+    )
 
 
 def table(machine: str) -> str:
@@ -74,9 +160,9 @@ def rendered(text: str) -> str:
     """A README with its tables made anew."""
 
     def replace(match: re.Match[str]) -> str:
-        return f"{match.group(1)}\n\n{table(match.group(2))}\n"
+        return f"{match.group(1)}\n\n{table(match.group(2))}\n\n"
 
-    return re.sub(r"(<!-- figures: (\w+) -->)\n\n(?:\|.*\n)*", replace, text)
+    return re.sub(r"(<!-- figures: (\w+) -->)\n\n(?:\|.*\n)*\n?", replace, text)
 
 
 def main() -> None:
