@@ -33,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _print(lines: list[Line]) -> None:
-    table = Table(show_header=False, box=None, pad_edge=False)
+    table = Table("", "", show_header=False, box=None, pad_edge=False)
+    table.add_column(overflow="fold")
     for line in lines:
         text = line.text + (f"\n[bold]{line.advice}[/]" if line.advice else "")
         table.add_row(SIGNS[line.status], line.topic, text)
