@@ -320,6 +320,7 @@ class NcclPeers(Peers):
         error = super().fail(problem)
         if self.watchdog is not None:
             self.watchdog.report(str(self._failure))
+            self.watchdog.wait_until_aborted()
         return error
 
     def check(self) -> None:
@@ -339,8 +340,11 @@ class NcclPeers(Peers):
 
     def _hear_watchdog(self) -> None:
         """Raise the watchdog's error, the first time; later calls are refused because of it."""
-        error = None if self.watchdog is None else self.watchdog.error
+        if self.watchdog is None:
+            return
+        error = self.watchdog.error
         if error is not None and self._failure is None:
+            self.watchdog.wait_until_aborted()
             self._failure = str(error)
             self._on_raise()
             raise CommError(self._failure)

@@ -96,6 +96,7 @@ class Watchdog:
         self._ended: set[int] = set()
         self._reported: str | None = None
         self._stopping = threading.Event()
+        self._aborted = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="numstack-watchdog", daemon=True)
         self._thread.start()
 
@@ -112,6 +113,15 @@ class Watchdog:
     def report(self, reason: str) -> None:
         """This rank has given up, and its caller knows; let the others know, and abort."""
         self._reported = reason
+
+    def wait_until_aborted(self) -> None:
+        """Wait until a failure has been dealt with, so that the caller can use the device, and communicators, anew.
+
+        An abort gives memory back, for which the driver waits for all kernels of the process: also for one that is
+        started meanwhile, and waits for other ranks itself.
+        """
+        while not self._aborted.wait(PERIOD_S) and self._thread.is_alive():
+            pass
 
     def stop(self) -> None:
         """Wait until nothing is outstanding or all has failed, tell the others that this rank is done, and end."""
@@ -228,6 +238,7 @@ class Watchdog:
         with contextlib.suppress(Exception):  # the device may have failed, which wakes those who wait for it
             self._abort()
         timer.cancel()
+        self._aborted.set()
 
     def _end_job(self, reason: str) -> None:
         where = f"error on rank {self._wire.rank}"
