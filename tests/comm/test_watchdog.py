@@ -262,3 +262,28 @@ def test_the_end_waits_for_what_is_outstanding(scene: Callable[..., Scene]) -> N
     assert not end.is_alive()
     assert here.wire.sent[-1] == (TAG_END, b"")
     assert here.wire.sent[0] == (TAG_CALLS, b"!" + A.numbered(0).pack())
+
+
+def test_others_know_before_the_abort_and_the_caller_goes_on_after_it(scene: Callable[..., Scene]) -> None:
+    here = scene(60)
+    when: list[float] = []
+
+    def abort() -> None:
+        when.append(time.monotonic())
+        time.sleep(0.3)  # the driver gives memory back
+        when.append(time.monotonic())
+
+    here.abort = abort
+    began = time.monotonic()
+    here.dog.report("this rank has given up")
+    here.dog.wait_until_aborted()
+    assert len(when) == 2 and time.monotonic() >= when[1]
+    assert when[0] - began >= module.GRACE_S
+    assert any(tag == TAG_FAILURE for tag, _ in here.wire.sent)
+
+
+def test_nobody_waits_for_the_abort_of_a_watchdog_that_has_ended(scene: Callable[..., Scene]) -> None:
+    here = scene(60)
+    here.dog.stop()
+    here.dog.wait_until_aborted()
+    assert "abort" not in here.happened
