@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from numba import cuda, float32, int32, types
+from numba import cuda, float32, int32, int64, types
 
 from numstack.errors import KernelError
 from numstack.simt import compile_kernel
@@ -235,32 +235,38 @@ def test_a_variable_that_a_loop_may_leave_as_it_was():
 
 def divides_under_a_condition(x, out, n):
     i = cuda.threadIdx.x
-    chosen, quotient = -1, -1
+    chosen = int64(0)
     if x[i] < 500:
         chosen = x[19 % n]
-        quotient = x[(x.size - 3) // n]
-    out[0, i] = chosen
-    out[1, i] = quotient
-    count = 19
-    count %= n
-    out[2, i] = count
-    out[3, i] = 0
-    for k in range(x.size):
-        if x[k] > 500:
-            out[3, i] += x[i % n]
+    out[i] = chosen
 
 
-@pytest.mark.parametrize("n", [5, 40, 0])
-def test_division_by_a_variable_in_some_threads_only(n):
+def divides_in_place_under_a_condition(x, out, n):
+    i = cuda.threadIdx.x
+    chosen = int64(0)
+    if x[i] < 500:
+        index = 19 + 0 * n
+        index %= n
+        chosen = x[index]
+    out[i] = chosen
+
+
+def quotient_under_a_condition(x, out, n):
+    i = cuda.threadIdx.x
+    chosen = int64(0)
+    if x[i] < 500:
+        chosen = x[(19 % n * n) // n] if n else x[19 // n]
+    out[i] = chosen
+
+
+@pytest.mark.parametrize("n", [50, 5, 0])
+@pytest.mark.parametrize(
+    "kernel", [divides_under_a_condition, divides_in_place_under_a_condition, quotient_under_a_condition]
+)
+def test_a_quotient_that_only_some_threads_need(kernel, n):
     """LLVM would take the first thread's quotient for all, though that thread does not divide."""
-    x = np.random.default_rng(4).integers(0, 1000, 48).astype(np.int32)
-    x[0], x[1] = 900, 100
-    out = poisoned((4, 32), np.int32)
-    launch(divides_under_a_condition, 1, 32, x, out, np.int32(n))
-    takes = x[:32] < 500
-    rest, quotient = (19 % n, (x.size - 3) // n) if n else (0, 0)
-    columns = np.arange(32) % n if n else np.zeros(32, np.intp)
-    np.testing.assert_array_equal(out[0], np.where(takes, x[rest], -1))
-    np.testing.assert_array_equal(out[1], np.where(takes, x[quotient], -1))
-    np.testing.assert_array_equal(out[2], rest)
-    np.testing.assert_array_equal(out[3], (x > 500).sum() * x[columns])
+    x = np.random.default_rng(3).integers(0, 1000, 50).astype(np.int32)
+    assert x[0] >= 500
+    out = poisoned(16, np.int64)
+    launch(kernel, 1, 16, x, out, np.int32(n))
+    np.testing.assert_array_equal(out, np.where(x[:16] < 500, x[19 % n if n else 0], 0))
