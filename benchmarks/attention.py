@@ -36,7 +36,7 @@ def main() -> None:
         lse, delta = (memory.empty((B, H, T), np.float32) for _ in range(2))
         product = B * H * T * T * D
         what = f"B{B} H{H} T{T} D{D}"
-        for variant in attention.FORWARD.names():
+        for variant in attention.FORWARD.runnable():
             forward = partial(attention.forward, q, k, v, out, lse, variant=variant)
             backward = partial(attention.backward, q, k, v, out, dout, lse, dq, dk, dv, delta, variant=variant)
             rows.append([what, variant, gflop_per_s(forward, 2 * product), gflop_per_s(backward, 5 * product)])

@@ -32,7 +32,7 @@ SHAPES = {
 def main() -> None:
     options = harness.parse_options(__doc__)
     torch = harness.one_threaded_torch()
-    columns = ["shape", "m", "n", "k", "layout", *VARIANTS.names(), "numpy", *(["torch"] if torch else [])]
+    columns = ["shape", "m", "n", "k", "layout", *VARIANTS.runnable(), "numpy", *(["torch"] if torch else [])]
     rows: list[list[Any]] = []
     for what, (m, n, k) in SHAPES.items():
         for layout in ("TN",) if what.endswith("weight gradient") else ("NN", "NT"):
@@ -49,7 +49,7 @@ def gflops(a: np.ndarray, b: np.ndarray, layout: str, gflop: float, torch: Any) 
     out = np.empty((left.shape[0], right.shape[1]), np.float32)
     device_a, device_b, device_c = memory.from_host(a), memory.from_host(b), memory.empty(out.shape, np.float32)
     results = []
-    for variant in VARIANTS.names():
+    for variant in VARIANTS.runnable():
         run = partial(gemm, device_a, device_b, device_c, layout=layout, variant=variant)
         results.append(gflop / harness.median_s(run))
     results.append(gflop / harness.median_s(lambda: np.matmul(left, right, out=out)))

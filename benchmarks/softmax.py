@@ -30,10 +30,10 @@ def main() -> None:
         x, dy = memory.from_host(host_x), memory.from_host(host_dy)
         y, dx = (memory.empty(shape, np.float32) for _ in range(2))
         what = f"{shape[0]} x {shape[1]}"
-        for variant in softmax.FORWARD.names():
+        for variant in softmax.FORWARD.runnable():
             run = partial(softmax.forward, x, y, variant=variant)
             rows.append([f"forward {variant}", what, gb_per_s(run, 2 * x.nbytes)])
-        for variant in softmax.BACKWARD.names():
+        for variant in softmax.BACKWARD.runnable():
             run = partial(softmax.backward, dy, y, dx, variant=variant)
             rows.append([f"backward {variant}", what, gb_per_s(run, 3 * x.nbytes)])
         if torch is not None:

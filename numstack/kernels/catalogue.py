@@ -63,7 +63,7 @@ def _gemm(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
         {"epilogue": "bias_gelu", "bias": bias, "preactivation": other},
         {"epilogue": "residual", "residual": other, "bias": bias},
     )
-    for variant in gemm.VARIANTS.names():
+    for variant in gemm.VARIANTS.runnable():
         for options in forward:
             yield Launch("gemm NN", variant, partial(gemm.gemm, x, w, y, layout="NN", variant=variant, **options))
         for accumulate in (False, True):
@@ -185,5 +185,5 @@ def _elementwise(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
 
 
 def _each(operation: str, variants: Any, run: Callable[..., None]) -> Iterator[Launch]:
-    for variant in variants.names():
+    for variant in variants.runnable():
         yield Launch(operation, variant, partial(run, variant=variant))

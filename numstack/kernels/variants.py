@@ -8,13 +8,18 @@ A kernel file ends with its table, plainest first::
     ])
 
 and its launcher asks ``VARIANTS.pick(variant, m, n, k).launch(...)``: the one asked for by name, or else the fastest
-(the last in the table) that supports these sizes.
+(the last in the table) that is made for this device and supports these sizes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from typing import Literal
+
+from numstack.device import current_device
 from numstack.errors import ConfigError
+
+MadeFor = Literal["any", "gpu", "sm_80", "sm_90a"]
 
 
 def _always(*needs: object) -> bool:
@@ -35,12 +40,28 @@ class Variant:
         One sentence: what it fixes in the variant before it.
     supports : callable
         Whether it gives the right result for what :meth:`Variants.pick` is told (each operation says what).
+    made_for : {"any", "gpu", "sm_80", "sm_90a"}
+        The devices on which it is a default: any, GPUs, GPUs of at least compute capability 8.0, or those of 9.0 alone
+        (wgmma is there and nowhere else). By name it also runs on a CPU, except for ``sm_90a``.
     """
 
     name: str
     launch: Callable[..., None]
     note: str
     supports: Callable[..., bool] = _always
+    made_for: MadeFor = "any"
+
+    def runs_here(self) -> bool:
+        """Whether the current device can run it."""
+        device = current_device()
+        if device.kind == "cpu":
+            return self.made_for != "sm_90a"
+        capability = device.properties.compute_capability
+        return {"sm_80": capability >= (8, 0), "sm_90a": capability == (9, 0)}.get(self.made_for, True)
+
+    def is_default_here(self) -> bool:
+        """Whether it is made for the current device."""
+        return self.made_for == "any" or (current_device().kind != "cpu" and self.runs_here())
 
 
 class Variants:
@@ -66,23 +87,32 @@ class Variants:
         """Names, plainest first."""
         return list(self._by_name)
 
+    def runnable(self) -> list[str]:
+        """Names of those that run on the current device, plainest first."""
+        return [variant.name for variant in self if variant.runs_here()]
+
     def pick(self, name: str | None, *needs: object) -> Variant:
-        """The variant called ``name``, or the fastest that supports ``needs`` if it is None.
+        """The variant called ``name``, or if it is None the fastest made for this device that supports ``needs``.
 
         Raises
         ------
         ConfigError
-            If there is no variant of this name, or it does not support ``needs``.
+            If there is no variant of this name, it does not run on this device, or it does not support ``needs``.
         """
         if name is None:
-            return next(variant for variant in self._fastest_first if variant.supports(*needs))
+            return next(v for v in self._fastest_first if v.is_default_here() and v.supports(*needs))
         variant = self._by_name.get(name)
         if variant is None:
             raise ConfigError(
                 f"{self.operation}: there is no variant {name!r}; choose one of {', '.join(self.names())}"
             )
+        if not variant.runs_here():
+            raise ConfigError(
+                f"{self.operation}: variant {name!r} needs a GPU ({variant.made_for}), and this device is "
+                f"{current_device().name}; choose one of {', '.join(self.runnable())}"
+            )
         if not variant.supports(*needs):
-            able = [v.name for v in self if v.supports(*needs)]
+            able = [v.name for v in self if v.runs_here() and v.supports(*needs)]
             raise ConfigError(
                 f"{self.operation}: variant {name!r} does not support {needs}; choose one of {', '.join(able)}"
             )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from numstack.simt.source import Source, cuda_name, device_calls, plain_function, source_of
+from numstack.simt.source import Source, constant_object, cuda_name, device_calls, plain_function, source_of
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Accesses:
 def accesses(py_func: Callable[..., Any]) -> Accesses:
     """Which parameters are arrays that the kernel reads, and which it writes; cached, compiles nothing.
 
-    Device functions are followed; functions that numba knows by other means (``@overload``) take scalars.
+    Device functions are followed. Functions that numba knows by other means (``@overload``) take scalars, or say what
+    they do to arrays in an attribute ``accesses``.
     """
     return _accesses(plain_function(py_func))
 
@@ -109,6 +110,10 @@ class _Finder(ast.NodeVisitor):
             if name.startswith("atomic."):
                 self.reads |= self.roots(node.args[0])
                 self.writes |= self.roots(node.args[0])
+        elif isinstance(known := getattr(constant_object(node.func, self.namespace), "accesses", None), Accesses):
+            for index, argument in enumerate(node.args):
+                self.reads |= self.roots(argument) if index in known.reads else set()
+                self.writes |= self.roots(argument) if index in known.writes else set()
         elif callee is not None and callee.function not in self.callers:
             reads, writes = _of_function(callee, self.callers)
             named = {keyword.arg: keyword.value for keyword in node.keywords}

@@ -66,7 +66,7 @@ def backward(q, k, v, dout, *, variant=None, **options) -> list[np.ndarray]:
     return [gradient.to_host(q.dtype) for gradient in gradients]
 
 
-@pytest.mark.parametrize("variant", attention.FORWARD.names())
+@pytest.mark.parametrize("variant", attention.FORWARD.runnable())
 @pytest.mark.parametrize("causal", [False, True])
 def test_forward_at_every_shape(variant, causal):
     for what, shape in SHAPES.items():
@@ -77,7 +77,7 @@ def test_forward_at_every_shape(variant, causal):
         assert_close(lse, expected_lse, **TOLERANCE, what=f"lse of {what}")
 
 
-@pytest.mark.parametrize("variant", attention.BACKWARD.names())
+@pytest.mark.parametrize("variant", attention.BACKWARD.runnable())
 @pytest.mark.parametrize("causal", [False, True])
 def test_backward_at_every_shape(variant, causal):
     for what, shape in SHAPES.items():
@@ -142,7 +142,7 @@ def test_reference_backward_by_finite_differences(causal):
             assert abs((up - down) / (2 * h) - gradient[i]) < 1e-7
 
 
-@pytest.mark.parametrize("variant", attention.FORWARD.names())
+@pytest.mark.parametrize("variant", attention.FORWARD.runnable())
 def test_scores_that_would_overflow_and_a_maximum_that_grows_late(variant):
     q, k, v, _ = inputs(1, 2, 40, 40, 16)
     k = k * np.linspace(1, 300, 40, dtype=np.float32)[:, None]
@@ -200,7 +200,7 @@ def test_equal_bits_on_every_run():
 
 # One past a tile; and keys that no query sees, so that a block of them has nothing to loop over.
 @pytest.mark.parametrize(("queries", "keys"), [(33, 33), (2, 40)])
-@pytest.mark.parametrize("variant", attention.FORWARD.names())
+@pytest.mark.parametrize("variant", attention.FORWARD.runnable())
 def test_under_checks(under_checks, variant, queries, keys):
     q, k, v, dout = inputs(1, 1, queries, keys, 2)
     assert_close(forward(q, k, v, variant=variant)[0], attention.reference(q, k, v)[0], **TOLERANCE)

@@ -47,7 +47,7 @@ def device_scale(scale: float):
     return to_device(np.array([scale], np.float32))
 
 
-@pytest.mark.parametrize("variant", cross_entropy.FORWARD.names())
+@pytest.mark.parametrize("variant", cross_entropy.FORWARD.runnable())
 def test_forward_at_every_shape(variant):
     for what, shape in SHAPES.items():
         logits, targets = inputs(*shape)
@@ -57,7 +57,7 @@ def test_forward_at_every_shape(variant):
         assert_close(lse, expected_lse, what=f"lse of {what}")
 
 
-@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.names())
+@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.runnable())
 def test_forward_backward_at_every_shape(variant):
     for what, shape in SHAPES.items():
         logits, targets = inputs(*shape)
@@ -84,7 +84,7 @@ def test_backward_from_lse():
         assert_close(to_host(dlogits), expected, atol=1e-5, what=what)
 
 
-@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.names())
+@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.runnable())
 def test_gradient_in_place_of_the_logits(variant):
     for shape in ((5, 40), (2, cross_entropy.LONG_ROW + 100)):
         logits, targets = inputs(*shape)
@@ -109,7 +109,7 @@ def test_gradient_in_place_of_the_logits(variant):
     assert_close(to_host(array), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.names())
+@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.runnable())
 def test_padding_of_the_rows_counts_for_nothing(variant):
     """Whatever it holds: it is not in the sum, no target may point there, and its gradient is 0."""
     for n_classes, V in ((40, 64), (cross_entropy.LONG_ROW - 7, cross_entropy.LONG_ROW)):
@@ -146,7 +146,7 @@ def test_reference_backward_by_finite_differences():
         assert abs(0.5 * (up - down) / 2e-6 - gradient[i]) < 1e-8
 
 
-@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.names())
+@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.runnable())
 def test_a_target_that_is_no_class_gives_nan_and_harms_no_other_row(variant):
     logits, _ = inputs(4, 10)
     targets = np.array([1, 10, -1, 2**31 - 1], np.int32)
@@ -159,7 +159,7 @@ def test_a_target_that_is_no_class_gives_nan_and_harms_no_other_row(variant):
     assert np.isfinite(dlogits[0]).all() and np.isnan(dlogits[1:]).all()
 
 
-@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.names())
+@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.runnable())
 def test_ignored_rows_are_zero_whatever_they_hold(variant):
     logits = np.full((3, 40), np.nan, np.float32)
     targets = np.full(3, -1, np.int32)
@@ -169,7 +169,7 @@ def test_ignored_rows_are_zero_whatever_they_hold(variant):
     assert not loss.any() and not dlogits.any()
 
 
-@pytest.mark.parametrize("variant", cross_entropy.FORWARD.names())
+@pytest.mark.parametrize("variant", cross_entropy.FORWARD.runnable())
 def test_large_logits_do_not_overflow(variant):
     logits = np.full((2, 40), -3e38, np.float32)
     logits[:, 7] = 3e38
@@ -212,7 +212,7 @@ def test_onnx(case: OnnxCase):
         assert_close((rows - lse[:, None])[kept], log_probabilities[kept], atol=1e-5)
 
 
-@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.names())
+@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.runnable())
 def test_under_checks(under_checks, variant):
     logits, targets = inputs(5, 35)
     expected = cross_entropy.reference(logits, targets, ignore_index=IGNORE)[0]
