@@ -13,7 +13,6 @@ and its launcher asks ``VARIANTS.pick(variant, m, n, k).launch(...)``: the one a
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-
 from typing import Literal
 
 from numstack.device import current_device
