@@ -1,0 +1,75 @@
+"""Roles within a block: register budgets, named barriers, one lane of a warp, clusters.
+
+Source: PTX ISA 9.7.13 (barrier, elect), 9.7.19 (setmaxnreg).
+"""
+
+import functools
+from collections.abc import Callable
+
+from numba import uint32
+
+from numstack.device.ptx.assembly import ptx
+
+
+@functools.cache
+def make_set_registers(change: str, count: int) -> Callable[[], None]:
+    """A function by which a warpgroup gives registers back ("dec") or takes more ("inc"): ``count`` a thread.
+
+    All warps of a warpgroup call it, each role in its own branch. A multiple of 8 from 24 to 240; a kernel of 384
+    threads has 168 at entry, so that 24 for one warpgroup and 240 for two is exact: with less given back than taken
+    they wait for ever.
+    """
+
+    @ptx(f"setmaxnreg.{change}.sync.aligned.u32 {count};", touches_memory=True, by_warp=True)
+    def set_registers() -> None:
+        """Change this warpgroup's registers."""
+
+    return set_registers
+
+
+@functools.cache
+def make_barrier(number: int, threads: int) -> Callable[[], None]:
+    """A function that waits until ``threads`` threads (whole warps) are at barrier ``number``, 1 to 15.
+
+    Number 0 is ``cuda.syncthreads()``'s. The number is part of the instruction: in a register it costs all sixteen.
+    """
+
+    @ptx(f"bar.sync {number}, {threads};", touches_memory=True, by_warp=True)
+    def barrier() -> None:
+        """Wait at a named barrier."""
+
+    return barrier
+
+
+@functools.cache
+def make_barrier_arrive(number: int, threads: int) -> Callable[[], None]:
+    """A function that counts this warp at barrier ``number`` of ``threads`` threads without waiting there."""
+
+    @ptx(f"bar.arrive {number}, {threads};", touches_memory=True, by_warp=True)
+    def arrive() -> None:
+        """Arrive at a named barrier."""
+
+    return arrive
+
+
+@ptx(
+    "{ .reg .pred chosen; elect.sync _|chosen, 0xffffffff; selp.u32 $result, 1, 0, chosen; }",
+    touches_memory=True,
+    by_warp=True,
+)
+def elect() -> uint32:
+    """1 on one lane of the warp, 0 on the others; the compiler knows that one lane follows."""
+
+
+@ptx("shfl.sync.idx.b32 $result, $x, 0, 31, 0xffffffff;", by_warp=True)
+def uniform(x: uint32) -> uint32:
+    """The first lane's x: the same in all lanes, and the compiler may keep it in a register of the whole warp."""
+
+
+@ptx(
+    "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;",
+    touches_memory=True,
+    by_warp=True,
+)
+def cluster_barrier() -> None:
+    """Wait until all threads of all blocks of the cluster are here."""
