@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +46,8 @@ class Build:
         Dynamic shared memory of the launch, beside the static one in ``resources``.
     occupancy : float
         Resident threads as a fraction of the most a multiprocessor can hold.
+    code : bytes
+        The cubin; ``numstack.device.cuda.sass`` disassembles it.
     """
 
     kernel: str
@@ -54,6 +56,7 @@ class Build:
     shared_bytes: int
     resources: Resources
     occupancy: float
+    code: bytes = field(repr=False)
 
     def faults(self) -> list[str]:
         """Why the kernel is not fit to be shipped; empty if it is."""
@@ -141,6 +144,7 @@ class OfflineDevice(Device):
                 shared_bytes=shared_bytes,
                 resources=cubin.resources,
                 occupancy=cubin.resources.occupancy(threads, capability, shared_bytes),
+                code=cubin.code,
             )
         return lambda _: None
 

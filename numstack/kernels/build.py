@@ -1,4 +1,4 @@
-"""``numstack kernels build``: compile every kernel for a GPU that is not here, and say what each takes from it."""
+"""``numstack kernels``: compile kernels for a GPU that is not here, say what each takes from it, show machine code."""
 
 from __future__ import annotations
 
@@ -10,14 +10,25 @@ from rich.console import Console
 from rich.table import Table
 
 from numstack.device import offline
+from numstack.device.cuda import sass
+from numstack.errors import ConfigError
 from numstack.kernels import catalogue
 
-# float32, bfloat16 as its bits, float16.
-STORAGE = (np.dtype(np.float32), np.dtype(np.uint16), np.dtype(np.float16))
+# bfloat16 is stored as its bits.
+DTYPES: dict[str, np.dtype] = {"fp32": np.dtype(np.float32), "bf16": np.dtype(np.uint16), "fp16": np.dtype(np.float16)}
+STORAGE = tuple(DTYPES.values())
 
 
-def build(architecture: str, dtypes: Iterable[np.dtype] = STORAGE) -> list[offline.Build]:
-    """Compile every launch of the catalogue for an architecture such as ``sm_90a``.
+def build(architecture: str, dtypes: Iterable[np.dtype] = STORAGE, words: Sequence[str] = ()) -> list[offline.Build]:
+    """Compile launches of the catalogue for an architecture such as ``sm_90a``.
+
+    Parameters
+    ----------
+    architecture : str
+    dtypes : iterable of dtype
+        In which activations and weights are stored.
+    words : sequence of str
+        Only launches whose operation and variant contain each of these; all by default.
 
     Raises
     ------
@@ -27,26 +38,65 @@ def build(architecture: str, dtypes: Iterable[np.dtype] = STORAGE) -> list[offli
     with offline.device(architecture) as device:
         for dtype in dtypes:
             for launch in catalogue.launches(device.array, dtype):
-                launch.run()
+                if all(word in f"{launch.operation} {launch.variant}" for word in words):
+                    launch.run()
     return list(device.builds.values())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns 1 if a kernel is not fit to be shipped."""
+    """The command line; returns 1 if a kernel is not fit to be shipped.
+
+    Raises
+    ------
+    ConfigError
+        If no launch has the words asked for.
+    """
     parser = argparse.ArgumentParser(prog="numstack kernels", description=__doc__)
-    parser.add_argument("action", choices=["build"])
-    parser.add_argument(
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    building = actions.add_parser("build", help="compile every kernel; print registers, shared memory, spills, faults")
+    building.add_argument(
         "--arch", action="append", metavar="SM", help="sm_80, sm_90a...; may be repeated (default: sm_80 and sm_90a)"
     )
+    reading = actions.add_parser(
+        "sass", help="print the machine code of some kernels, under a count of its instructions"
+    )
+    reading.add_argument("words", nargs="+", metavar="WORD", help="of the operation and variant: gemm NN register_tile")
+    reading.add_argument("--arch", default="sm_90a", metavar="SM", help="default: %(default)s")
+    reading.add_argument("--dtype", choices=list(DTYPES), default="bf16", help="default: %(default)s")
+    reading.add_argument("--count", action="store_true", help="the count only")
     options = parser.parse_args(arguments)
+    if options.action == "sass":
+        _print_sass(options.words, options.arch, options.dtype, count_only=options.count)
+        return 0
+    return _print_builds(options.arch or ["sm_80", "sm_90a"])
+
+
+def _print_builds(architectures: Sequence[str]) -> int:
     n_faulty = 0
     console = Console()
-    for architecture in options.arch or ["sm_80", "sm_90a"]:
+    for architecture in architectures:
         builds = build(architecture)
         console.print(_table(architecture, builds))
         n_faulty += sum(bool(b.faults()) for b in builds)
         console.print(f"{architecture}: {len(builds)} kernels built, {n_faulty} at fault")
     return 1 if n_faulty else 0
+
+
+def _print_sass(words: Sequence[str], architecture: str, dtype: str, *, count_only: bool) -> None:
+    builds = build(architecture, (DTYPES[dtype],), words)
+    if not builds:
+        raise ConfigError(
+            f"no kernel for {architecture} has {' and '.join(map(repr, words))} in its operation and variant; "
+            "give words of a name such as: gemm NN register_tile"
+        )
+    for b in builds:
+        instructions = sass.disassemble(b.code)
+        print(f"{b.kernel} ({b.types}), {architecture}: {len(instructions)} instructions")
+        counts = sass.count(instructions)
+        telling = {opcode: counts[opcode] for opcode in sass.TELLING if counts[opcode]}
+        print("  " + ", ".join(f"{n} {opcode}" for opcode, n in telling.items()))
+        if not count_only:
+            print("\n".join(map(str, instructions)) + "\n")
 
 
 def _table(architecture: str, builds: list[offline.Build]) -> Table:

@@ -35,6 +35,7 @@ def _parts(source: Source, seen: set[FunctionType]) -> Iterator[str]:
     seen.add(source.function)
     yield _dump(source)
     yield repr(source.function.__defaults__)
+    yield getattr(source.function, "assembly", "")  # of a PTX instruction, whose body says nothing about it
     namespace = source.namespace
     for node in _references(source):
         text = ".".join(dotted(node) or ())
@@ -48,6 +49,7 @@ def _parts(source: Source, seen: set[FunctionType]) -> Iterator[str]:
             yield from _parts(source_of(callee), seen)
         elif isinstance(value, FunctionType):
             yield f"{text}={value.__module__}.{value.__qualname__} {_file_digest(inspect.getsourcefile(value))}"
+            yield getattr(value, "assembly", "")
         elif isinstance(value, np.ndarray):
             yield f"{text}={value.dtype}{value.shape}{hashlib.sha256(value.tobytes()).hexdigest()}"
         elif not isinstance(value, ModuleType) and value is not None:

@@ -231,6 +231,8 @@ def _make(function: Callable[..., Any], text: str, touches_memory: bool, by_warp
     if public is function and not by_warp:
         bare = FunctionType(function.__code__, function.__globals__, function.__name__, None, function.__closure__)
         cpu_overload(public)(eval(f"lambda {names}: bare", {"bare": bare}))
+    # What it compiles to: kernels that call it depend on this, which stands in no function's body.
+    public.assembly = f"{template} [{constraints}] {side_effect} {attributes}"  # type: ignore[attr-defined]
     kinds = [parameter.annotation for parameter in signature.parameters.values()]
     public.accesses = Accesses(  # type: ignore[attr-defined]  # what the launch of a kernel reads and writes
         reads=tuple(i for i, kind in enumerate(kinds) if kind in (GlobalSource, SourceMap)),
