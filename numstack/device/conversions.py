@@ -37,25 +37,35 @@ def narrow(value: Any, dtype: Any) -> Any:
         return dtype.type(value)
 
 
+def lower_bits_as_float(builder: Any, bits: Any) -> Any:
+    """LLVM's instructions for float32 of the bits of a bfloat16."""
+    wide = builder.shl(builder.zext(bits, ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
+    return builder.bitcast(wide, ir.FloatType())
+
+
+def lower_float_as_bits(builder: Any, value: Any) -> Any:
+    """LLVM's instructions for the bits of the bfloat16 nearest to a float32, on any target."""
+    i32 = ir.IntType(32)
+    bits = builder.bitcast(value, i32)
+    high = builder.lshr(bits, ir.Constant(i32, 16))
+    # Ties go to the even neighbour; a NaN must not round to infinity.
+    half = builder.add(ir.Constant(i32, 0x7FFF), builder.and_(high, ir.Constant(i32, 1)))
+    rounded = builder.lshr(builder.add(bits, half), ir.Constant(i32, 16))
+    quiet = builder.or_(high, ir.Constant(i32, 0x40))
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    return builder.trunc(builder.select(is_nan, quiet, rounded), ir.IntType(16))
+
+
 def _bits_as_float(typingctx: Any, bits: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        wide = builder.shl(builder.zext(args[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
-        return builder.bitcast(wide, ir.FloatType())
+        return lower_bits_as_float(builder, args[0])
 
     return types.float32(types.uint16), codegen
 
 
 def _float_as_bits(typingctx: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        i32 = ir.IntType(32)
-        bits = builder.bitcast(args[0], i32)
-        high = builder.lshr(bits, ir.Constant(i32, 16))
-        # Ties go to the even neighbour; a NaN must not round to infinity.
-        half = builder.add(ir.Constant(i32, 0x7FFF), builder.and_(high, ir.Constant(i32, 1)))
-        rounded = builder.lshr(builder.add(bits, half), ir.Constant(i32, 16))
-        quiet = builder.or_(high, ir.Constant(i32, 0x40))
-        is_nan = builder.fcmp_unordered("uno", args[0], args[0])
-        return builder.trunc(builder.select(is_nan, quiet, rounded), ir.IntType(16))
+        return lower_float_as_bits(builder, args[0])
 
     return types.uint16(types.float32), codegen
 

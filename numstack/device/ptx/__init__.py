@@ -1,5 +1,6 @@
 """PTX instructions as functions of numba.cuda."""
 
+from numstack.device.ptx.math import LOG2_E, exp2, reciprocal, rsqrt, tanh
 from numstack.device.ptx.mma import (
     cp_async_4,
     cp_async_8,
@@ -21,25 +22,39 @@ from numstack.device.ptx.mma import (
     stmatrix_x4,
     stmatrix_x4_trans,
 )
+from numstack.device.ptx.vectors import load4, load4_once, load8, load8_once, store4, store4_once, store8, store8_once
 
 __all__ = [
+    "LOG2_E",
     "cp_async_4",
     "cp_async_8",
     "cp_async_16",
     "cp_async_commit_group",
     "cp_async_wait_group",
+    "exp2",
     "ldmatrix_x1",
     "ldmatrix_x1_trans",
     "ldmatrix_x2",
     "ldmatrix_x2_trans",
     "ldmatrix_x4",
     "ldmatrix_x4_trans",
+    "load4",
+    "load4_once",
+    "load8",
+    "load8_once",
     "mma_m16n8k16_bf16",
     "mma_m16n8k16_f16",
+    "reciprocal",
+    "rsqrt",
     "stmatrix_x1",
     "stmatrix_x1_trans",
     "stmatrix_x2",
     "stmatrix_x2_trans",
     "stmatrix_x4",
     "stmatrix_x4_trans",
+    "store4",
+    "store4_once",
+    "store8",
+    "store8_once",
+    "tanh",
 ]
