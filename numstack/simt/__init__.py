@@ -4,7 +4,7 @@ from numstack.simt.accesses import Accesses, accesses
 from numstack.simt.cache import cache_directory, write_atomically
 from numstack.simt.checks import KernelFault
 from numstack.simt.compile import CompiledKernel, compile_kernel
-from numstack.simt.digest import source_digest
+from numstack.simt.digest import functions_reached, source_digest
 from numstack.simt.interpret import interpret
 from numstack.simt.step import Stop, step
 
@@ -16,6 +16,7 @@ __all__ = [
     "accesses",
     "cache_directory",
     "compile_kernel",
+    "functions_reached",
     "interpret",
     "source_digest",
     "step",

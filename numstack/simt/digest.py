@@ -29,6 +29,21 @@ def source_digest(py_func: Callable[..., Any]) -> str:
     return digest.hexdigest()
 
 
+def functions_reached(py_func: Callable[..., Any]) -> set[FunctionType]:
+    """The Python functions that a kernel refers to, and those that they refer to; PTX instructions are among them."""
+    found: set[FunctionType] = set()
+    waiting = [plain_function(py_func)]
+    while waiting:
+        source = source_of(waiting.pop())
+        for node in _references(source):
+            value = constant_object(node, source.namespace) if cuda_name(node, source.namespace) is None else None
+            callee = device_function(value) if callable(value) else None
+            if callee is not None and callee not in found:
+                waiting.append(callee)
+            found |= {f for f in (callee, value) if isinstance(f, FunctionType)}
+    return found
+
+
 def _parts(source: Source, seen: set[FunctionType]) -> Iterator[str]:
     if source.function in seen:
         return
