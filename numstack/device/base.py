@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from numstack.errors import DTypeError, ShapeError
+from numstack.errors import DeviceError, DTypeError, ShapeError
 
 if TYPE_CHECKING:
     from numstack.device.kernel import Kernel
+    from numstack.device.tensor_map import TensorMap
     from numstack.device.work import Observer, Work
 
 StateT = TypeVar("StateT")
@@ -233,6 +234,28 @@ class Device(ABC):
         args: tuple[Any, ...],
     ) -> Callable[[Stream], None]:
         """Compile ``kernel`` for these arguments if needed, and pack them: what a Work runs."""
+
+    def tensor_map(self, array: Array, box: tuple[int, ...], *, swizzle_bytes: int = 128) -> TensorMap:
+        """A kernel argument by which the copy engine moves boxes of ``array``; the same map each time for the same view.
+
+        Parameters
+        ----------
+        array : array of 1 to 5 axes
+            May be strided: the last axis contiguous, the other strides and the address multiples of 16 bytes.
+        box : tuple of int
+            Elements along each axis, 1 to 256, in the order of ``array.shape`` (coordinates in a kernel are in the
+            opposite order, as in PTX). Where it sticks out of the array, zeros are read and nothing is written.
+        swizzle_bytes : {128, 64, 32, 0}
+            Period of the swizzle in shared memory; rows of the box are at most as long. 0 for none.
+
+        Raises
+        ------
+        DeviceError
+            If the device has no copy engine.
+        ShapeError, DTypeError
+            If the copy engine cannot move such an array or box.
+        """
+        raise DeviceError(f"{self.name} has no tensor maps; they are for GPUs of compute capability 9.0 and later")
 
 
 def check_same(operation: str, dst: Array | np.ndarray, src: Array | np.ndarray) -> None:

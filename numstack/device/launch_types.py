@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import from_dtype, types
 
+from numstack.device.tensor_map import TensorMap
 from numstack.dtypes import bfloat16
 from numstack.errors import DTypeError
 
@@ -69,6 +70,8 @@ def _numba_type(kernel: Kernel, name: str, arg: Any) -> types.Type:
         return types.int32
     if isinstance(arg, float):
         return types.float32
+    if isinstance(arg, TensorMap):
+        return types.uint64
     if hasattr(arg, "__cuda_array_interface__"):  # ours, PyTorch's, CuPy's, numba's
         interface = arg.__cuda_array_interface__
         layout = "C" if interface.get("strides") is None else "A"

@@ -20,6 +20,7 @@ from numstack.device.cuda.compiler import Architecture
 from numstack.device.cuda.resources import LIMITS, Resources
 from numstack.device.current import using
 from numstack.device.launch_types import numba_types, type_key
+from numstack.device.tensor_map import TensorMap, check
 from numstack.device.work import Work
 from numstack.errors import DeviceError, KernelError
 
@@ -147,6 +148,10 @@ class OfflineDevice(Device):
                 code=cubin.code,
             )
         return lambda _: None
+
+    def tensor_map(self, array: Array, box: tuple[int, ...], *, swizzle_bytes: int = 128) -> TensorMap:
+        check(array, self.address(array), box, swizzle_bytes)
+        return TensorMap(array, NOWHERE)
 
     def copy(self, dst: Any, src: Any, stream: Stream | None = None) -> None:
         pass

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from numstack.device.tensor_map import TensorMap
+
 if TYPE_CHECKING:
     from numstack.device.base import Array, Stream
     from numstack.device.kernel import Kernel
@@ -81,14 +83,14 @@ class Work:
         """Arrays whose contents the operation uses."""
         if self.kernel is None:
             return self._reads
-        return [self.args[i] for i in self.kernel.accesses.reads]
+        return [_array_of(self.args[i]) for i in self.kernel.accesses.reads]
 
     @property
     def writes(self) -> Sequence[Array]:
         """Arrays whose contents the operation changes."""
         if self.kernel is None:
             return self._writes
-        return [self.args[i] for i in self.kernel.accesses.writes]
+        return [_array_of(self.args[i]) for i in self.kernel.accesses.writes]
 
     @property
     def nbytes(self) -> int:
@@ -98,6 +100,11 @@ class Work:
     def __repr__(self) -> str:
         shape = f" grid={self.grid} block={self.block}" if self.kernel is not None else ""
         return f"<Work {self.kind} {self.name}{shape} on {self.stream}>"
+
+
+def _array_of(arg: Any) -> Array:
+    """The array of an argument: itself, or what a tensor map describes."""
+    return arg.array if isinstance(arg, TensorMap) else arg  # type: ignore[no-any-return]
 
 
 class Observer(Protocol):

@@ -22,8 +22,10 @@ from numstack.device.cuda.compiler import Architecture
 from numstack.device.cuda.driver import DriverError, call, n_devices
 from numstack.device.cuda.launch import CompiledKernel, load
 from numstack.device.cuda.streams import CudaStream
+from numstack.device.cuda.tensor_map import TensorMaps
 from numstack.device.door import submit
 from numstack.device.launch_types import does_not_fit, numba_types
+from numstack.device.tensor_map import TensorMap
 from numstack.device.work import Work
 from numstack.errors import DeviceError, DTypeError, OutOfMemory
 
@@ -71,6 +73,7 @@ class CudaDevice(Device):
         self.default_stream = CudaStream(self, 0)
         self._synchronous = os.environ.get("NUMSTACK_SYNC", "") not in ("", "0")
         self._compiled: dict[Any, CompiledKernel] = {}
+        self._tensor_maps = TensorMaps()
         self._recent: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=N_REMEMBERED)
         self._interruption: BaseException | None = None
 
@@ -165,7 +168,8 @@ class CudaDevice(Device):
         nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         pointer = int(call(driver.cuMemHostAlloc, max(nbytes, 1), 0))
         buffer = (ctypes.c_char * max(nbytes, 1)).from_address(pointer)
-        weakref.finalize(buffer, _free_pinned, pointer)
+        # The end of the process frees what is left: until then MPI may read it, also while Python shuts down.
+        weakref.finalize(buffer, _free_pinned, pointer).atexit = False
         return np.ndarray(shape, dtype, buffer)  # type: ignore[arg-type]  # which keeps the buffer
 
     def to_host(self, array: Array) -> np.ndarray:
@@ -230,6 +234,9 @@ class CudaDevice(Device):
                     raise does_not_fit(kernel, len(key) - 2, arg)
                 key.append(kind)
                 values.append(arg)
+            elif kind is TensorMap:
+                key.append(kind)
+                values.append(arg.address)
             elif isinstance(arg, (bool, np.generic)):
                 key.append(kind)
                 values.append(arg)
@@ -241,6 +248,9 @@ class CudaDevice(Device):
             compiled = load(kernel, numba_types(kernel, args), threads, self.architecture)
             self._compiled[tuple(key)] = compiled
         return compiled.bind(grid, block, shared_bytes, values)
+
+    def tensor_map(self, array: Array, box: tuple[int, ...], *, swizzle_bytes: int = 128) -> TensorMap:
+        return self._tensor_maps.of(_on_device(array), box, swizzle_bytes)
 
 
 def _ours(kernel: Kernel, args: tuple[Any, ...]) -> tuple[Any, ...]:
