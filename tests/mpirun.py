@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -78,6 +79,8 @@ def mpirun(
         end_session(process.pid)
         output, _ = process.communicate()
         raise TimeoutError(f"mpirun -n {n} {' '.join(arguments)} was ended after {timeout_s:g} s:\n{output}") from None
+    # Some versions of mpirun give ranks a terminal, on which colours are switched on and off.
+    output = re.sub("\x1b\\[[0-9;]*m", "", output).rstrip() + "\n"
     return Finished(process.returncode, output, time.monotonic() - began)
 
 

@@ -42,6 +42,10 @@ LONGEST_PAUSE_S = 200e-6
 # What a failing rank tells the others; below every MPI's limit for messages that need no partner.
 MAX_NOTICE_BYTES = 1000
 
+# Communicators that failed. MPI cannot take back messages that are under way, and may move their bytes until the
+# process ends, so neither the arrays nor the headers of one may ever be freed.
+_FAILED: list[Peers] = []
+
 
 class Message(NamedTuple):
     """One half of a point-to-point message: ``array`` (on the device or the host) goes to ``peer`` or comes from it."""
@@ -79,6 +83,7 @@ class Peers:
         self._sequence = 0
         self._n_groups = 0
         self._n_messages: Counter[tuple[int, bool]] = Counter()  # by peer and direction
+        self._under_way: dict[int, Pending] = {}  # by identity: requests are equal once they are done
         self._failure: str | None = None
         self._others = [rank for rank in range(world.size) if rank != world.rank]
         if world.mpi is None:
@@ -132,7 +137,9 @@ class Peers:
         for array, peer, outgoing in messages:
             start = self.comm.Isend if outgoing else self.comm.Irecv
             requests.append(start(as_bytes(array), peer, TAG_DATA))
-        return Pending(requests, [message.peer for message in messages])
+        pending = Pending(requests, [message.peer for message in messages])
+        self._under_way[id(pending)] = pending
+        return pending
 
     def _compare(self) -> None:
         self._theirs[self.rank] = self._own
@@ -157,6 +164,11 @@ class Peers:
         self._wait(pending, "not made the matching call", lambda: self._hear_end(pending))
 
     def _wait(self, pending: Pending, complaint: str, listen: Callable[[], None]) -> None:
+        self._under_way[id(pending)] = pending
+        self._poll(pending, complaint, listen)
+        del self._under_way[id(pending)]
+
+    def _poll(self, pending: Pending, complaint: str, listen: Callable[[], None]) -> None:
         test = self._mpi.Request.Testall
         for _ in range(N_EAGER_POLLS):
             if test(pending.requests):
@@ -192,7 +204,7 @@ class Peers:
         """Give up on the present call: tell the other ranks, refuse all further calls, return the error to raise."""
         self._failure = f"{self._call.title}: {problem}"
         notice = np.frombuffer(self._failure.encode()[:MAX_NOTICE_BYTES], np.uint8)
-        # Nobody waits for these: they need no partner. Kept, because MPI reads the bytes later.
+        # Nobody waits for these: they need no partner.
         self._notices = [self.comm.Isend(notice, rank, TAG_FAILURE) for rank in self._others]
         return self._error(self._failure)
 
@@ -209,6 +221,7 @@ class Peers:
 
     def _error(self, reason: str) -> CommError:
         self.record.reached("failed")
+        _FAILED.append(self)
         return CommError(f"{reason} ({self.record.dump(reason)})")
 
     def _begin(self, call: Header) -> None:

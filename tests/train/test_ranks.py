@@ -14,7 +14,7 @@ import numpy as np
 
 from numstack.data import write_tokens
 from numstack.train import checkpoint, metrics
-from tests.mpirun import ROOT, Finished, mpirun
+from tests.mpirun import ENVIRONMENT, ROOT, Finished, mpirun
 from tests.train.conftest import EXAMPLE, Train
 from tests.train.test_run import bits, losses, newest
 
@@ -85,7 +85,13 @@ def test_interrupting_mpirun_saves(tiny: list[str], tmp_path: Path) -> None:
 
 def test_launcher_lets_ranks_save(tiny: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "numstack.cli", "train", "-n", "2", EXAMPLE, *tiny, "--steps", "100000"]
-    process = subprocess.Popen([*command, "--out", str(tmp_path / "run")], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "run")],
+        cwd=ROOT,
+        env={**os.environ, **ENVIRONMENT},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     path = tmp_path / "run" / "metrics.jsonl"
     while process.poll() is None and len(metrics.read(path)) < 5:
         time.sleep(0.1)
