@@ -13,7 +13,7 @@ runs on a GPU only. Annotations:
 
 =====================  =====================================================================================
 ``uint32``, ...        a value; it is converted to this type as by assignment
-``(uint32, uint32)``   of the result: several registers, returned as a tuple
+``Several[T, n]``      of the result: n registers, returned as a tuple
 ``SharedArray``        address in shared memory (32 bits) of an array, or of an element if ``Index`` follows
 ``GlobalSource``       generic address (64 bits) of an array that is read, or of an element if ``Index`` follows
 ``GlobalTarget``       the same of an array that is written
@@ -93,6 +93,12 @@ class _Registers:
     is_written: bool
 
 
+class _SeveralOf:
+    def __getitem__(self, what: tuple[types.Type, int]) -> Any:
+        dtype, count = what
+        return (dtype,) * count
+
+
 class _RegistersOf:
     def __init__(self, *, is_read: bool, is_written: bool) -> None:
         self._is_read = is_read
@@ -104,6 +110,7 @@ class _RegistersOf:
 
 In: Any = _RegistersOf(is_read=True, is_written=False)
 Out: Any = _RegistersOf(is_read=False, is_written=True)
+Several: Any = _SeveralOf()
 InOut: Any = _RegistersOf(is_read=True, is_written=True)
 
 
