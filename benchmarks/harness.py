@@ -64,6 +64,24 @@ def median_s(
     return statistics.median(times)
 
 
+def interleaved_s(calls: dict[str, Callable[[], Any]], runs: int = 20, warm: int = 2) -> dict[str, float]:
+    """Median seconds of each call on a GPU, between events on the default stream, the calls in turns.
+
+    A clock that falls as the card grows warm then falls for all of them.
+    """
+    stream = current_device().default_stream
+    for call in [*calls.values()] * warm:
+        call()
+    events: dict[str, list[Any]] = {name: [] for name in calls}
+    for _ in range(runs):
+        for name, call in calls.items():
+            start = stream.record()
+            call()
+            events[name].append((start, stream.record()))
+    current_device().synchronize()
+    return {name: statistics.median(a.elapsed_s(b) for a, b in pairs) for name, pairs in events.items()}
+
+
 def one_threaded_torch() -> Any | None:
     """PyTorch held to one thread; None where it is not installed, or where what is measured is no CPU."""
     if current_device().kind != "cpu":
