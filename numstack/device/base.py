@@ -236,7 +236,7 @@ class Device(ABC):
         """Compile ``kernel`` for these arguments if needed, and pack them: what a Work runs."""
 
     def tensor_map(self, array: Array, box: tuple[int, ...], *, swizzle_bytes: int = 128) -> TensorMap:
-        """A kernel argument by which the copy engine moves boxes of ``array``; the same map each time for the same view.
+        """A kernel argument by which the copy engine moves boxes of ``array``; always the same for a view.
 
         Parameters
         ----------

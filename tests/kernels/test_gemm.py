@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from numstack.errors import ConfigError, DTypeError, ShapeError
-from numstack.kernels.gemm import LAYOUTS, TILE_K, TILE_M, TILE_N, VARIANTS, gemm, reference
+from numstack.kernels.gemm import LAYOUTS, VARIANTS, gemm, reference
+from numstack.kernels.gemm.portable import TILE_K, TILE_M, TILE_N
 from tests.golden import OnnxCase, onnx_cases
 from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
 

@@ -1,0 +1,80 @@
+"""What a GEMM is asked for: its operands, and what a kernel is specialised for."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from numstack.device import Array
+from numstack.kernels import gelu
+from numstack.kernels.launch import dtype_name
+
+LAYOUTS = ("NN", "NT", "TN")
+EPILOGUES = (None, "bias", "bias_gelu", "residual")
+
+
+class Spec(NamedTuple):
+    """What a kernel is specialised for; constants in its source."""
+
+    a_is_KM: bool
+    b_is_NK: bool
+    has_bias: bool
+    has_gelu: bool
+    has_residual: bool
+    keeps_preactivation: bool
+
+    def name(self, variant: str) -> str:
+        """What traces call the kernel: ``gemm.register_tile NT bias_gelu``."""
+        layout = "TN" if self.a_is_KM else "NT" if self.b_is_NK else "NN"
+        epilogue = [("bias", self.has_bias), ("gelu", self.has_gelu), ("residual", self.has_residual)]
+        return " ".join(["gemm." + variant, layout, "_".join(part for part, is_there in epilogue if is_there)]).rstrip()
+
+
+class Problem(NamedTuple):
+    """One call of ``gemm``, checked; what its Spec does not use is None."""
+
+    spec: Spec
+    m: int
+    n: int
+    k: int
+    a: Array
+    b: Array
+    c: Array
+    bias: Array | None
+    residual: Array | None
+    preactivation: Array | None
+    alpha: float
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.n * self.k
+
+    def __repr__(self) -> str:
+        dtypes = ", ".join(
+            f"{name} {dtype_name(x.dtype)}" for name, x in zip("abc", (self.a, self.b, self.c), strict=True)
+        )
+        return f"M={self.m} N={self.n} K={self.k}, {dtypes}"
+
+
+def reference(
+    a: np.ndarray,
+    b: np.ndarray,
+    *,
+    layout: str = "NN",
+    alpha: float = 1.0,
+    epilogue: str | None = None,
+    bias: np.ndarray | None = None,
+    residual: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """c and, for ``bias_gelu``, the value before the GELU (else c again), in float64.
+
+    ``accumulate`` is ``residual=c``.
+    """
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    c = alpha * ((a.T if layout[0] == "T" else a) @ (b.T if layout[1] == "T" else b))
+    if bias is not None:
+        c = c + np.asarray(bias, np.float64)
+    if epilogue == "bias_gelu":
+        return gelu.reference(c, "tanh")[0], c
+    if residual is not None:
+        c = c + np.asarray(residual, np.float64)
+    return c, c
