@@ -1,0 +1,132 @@
+"""Where the time of a training step goes: an observer at the door times every work with two events."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from numstack.device import Event, Work, current_device
+
+
+class Row(NamedTuple):
+    """Works of a step that belong together."""
+
+    name: str
+    n_works: int
+    ms: float
+    gflop: float
+    gbytes: float
+
+    @property
+    def rate(self) -> str:
+        """Arithmetic where there is much of it, else bytes: the least that the works can move."""
+        if self.ms == 0:
+            return ""
+        if self.gflop > 20 * self.gbytes:
+            return f"{self.gflop / self.ms:.3g} TFLOP/s"
+        return f"{1e3 * self.gbytes / self.ms:.4g} GB/s"
+
+
+@dataclass(slots=True)
+class _Timed:
+    group: str
+    name: str
+    flops: int
+    nbytes: int
+    began: Event
+    ended: Event
+
+
+class StepProfile:
+    """Times works by phase and operation::
+
+        profile = StepProfile()
+        with profile.phase("forward"):
+            loss = model(inputs, targets)
+        rows = profile.by_operation()
+
+    On a GPU, works that the host submits too late seem longer than they are: profile a step that is submitted while the
+    one before it still runs.
+    """
+
+    def __init__(self) -> None:
+        self._phase = ""
+        self._began: Event | None = None
+        self._works: list[_Timed] = []
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time what is submitted inside the ``with`` block."""
+        self._phase = name
+        with current_device().observe(self):
+            yield
+
+    def before(self, work: Work) -> None:
+        """Mark where the work starts."""
+        self._began = work.stream.record()
+
+    def after(self, work: Work) -> None:
+        """Mark where it ends."""
+        assert self._began is not None
+        ended = work.stream.record()
+        group = f"{_operation(work)} {self._phase}" if self._phase else _operation(work)
+        self._works.append(_Timed(_GROUPS.get(group, group), work.name, work.flops, _nbytes(work), self._began, ended))
+
+    def by_operation(self) -> list[Row]:
+        """One row an operation and phase, longest first. Waits for the device."""
+        return self._rows(lambda timed: timed.group)
+
+    def by_work(self) -> list[Row]:
+        """One row a name of a work, longest first. Waits for the device."""
+        return self._rows(lambda timed: timed.name)
+
+    def _rows(self, key: Any) -> list[Row]:
+        current_device().synchronize()
+        grouped: dict[str, list[_Timed]] = {}
+        for timed in self._works:
+            grouped.setdefault(key(timed), []).append(timed)
+        rows = [
+            Row(
+                name,
+                len(works),
+                1e3 * sum(w.began.elapsed_s(w.ended) for w in works),
+                1e-9 * sum(w.flops for w in works),
+                1e-9 * sum(w.nbytes for w in works),
+            )
+            for name, works in grouped.items()
+        ]
+        return sorted(rows, key=lambda row: -row.ms)
+
+
+# What is called by another name in the table, or belongs to another operation.
+_GROUPS = {
+    "gemm TN backward": "gemm, weight gradients",
+    "gemm backward": "gemm, input gradients",
+    "gemm forward": "gemm, forward",
+    "reduce backward": "bias gradients",
+    "reduce forward": "loss",
+    "elementwise forward": "loss",
+    "elementwise backward": "loss",
+    "cross_entropy forward": "cross-entropy",
+    "cross_entropy backward": "cross-entropy",
+    "reduce optimiser": "gradient norm",
+    "adamw optimiser": "adamw",
+}
+
+
+def _operation(work: Work) -> str:
+    """The file of kernels that it comes from: ``gemm``; copies and fills are themselves."""
+    if work.kernel is None:
+        return work.kind
+    operation = work.kernel.py_func.__module__.split(".")[2]
+    return f"{operation} TN" if operation == "gemm" and "TN" in work.name.split() else operation
+
+
+def _nbytes(work: Work) -> int:
+    """Bytes of the arrays it reads and of those it writes; one that stands in for another counts once."""
+    device = current_device()
+    return sum(
+        sum({device.address(array): array.nbytes for array in arrays}.values()) for arrays in (work.reads, work.writes)
+    )
