@@ -21,7 +21,7 @@ SHARED_UNIT = 128
 SHARED_RESERVED = 1024
 
 # Warnings of ptxas that mean a slow path: register budgets ignored, wgmma serialised.
-SLOW_PATH_WARNINGS = ("C7508", *(f"C75{n}" for n in range(10, 20)))
+SLOW_PATH_WARNINGS = ("C7508", *(f"C75{n}" for n in range(10, 30)))
 
 
 @dataclass(frozen=True, slots=True)
