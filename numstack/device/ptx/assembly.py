@@ -168,83 +168,104 @@ def _value_type(annotation: Any) -> Any:
     return types.uint64 if annotation in (SourceMap, TargetMap) else annotation
 
 
-def _make(function: Callable[..., Any], text: str, touches_memory: bool, by_warp: bool) -> Callable[..., Any]:
-    signature = inspect.signature(function, eval_str=True)
-    operands = _operands(signature)
-    annotated = signature.return_annotation
-    results = () if annotated is None else annotated if isinstance(annotated, tuple) else (annotated,)
-    template, constraints = _assemble(function.__name__, text, operands, results, touches_memory)
-    side_effect = touches_memory or by_warp or not (results or any(_is_written(o.annotation) for o in operands))
-    attributes = ("convergent",) if by_warp else ()
-    returned = (
-        types.none if not results else results[0] if len(results) == 1 else types.UniTuple(results[0], len(results))
-    )
+class _Instruction:
+    """The instruction behind a function: how numba types a call of it, and the LLVM code of one."""
 
-    def typed(*given: Any) -> Any:
+    def __init__(self, function: Callable[..., Any], text: str, touches_memory: bool, by_warp: bool) -> None:
+        self.signature = inspect.signature(function, eval_str=True)
+        self.operands = _operands(self.signature)
+        annotation = self.signature.return_annotation
+        self.results = () if annotation is None else annotation if isinstance(annotation, tuple) else (annotation,)
+        self.text, self.constraints = _assemble(function.__name__, text, self.operands, self.results, touches_memory)
+        gives = self.results or any(_is_written(operand.annotation) for operand in self.operands)
+        self.has_side_effect = touches_memory or by_warp or not gives
+        self.attributes = ("convergent",) if by_warp else ()
+
+    @property
+    def returned(self) -> types.Type:
+        if not self.results:
+            return types.none
+        return self.results[0] if len(self.results) == 1 else types.UniTuple(self.results[0], len(self.results))
+
+    @property
+    def digest(self) -> str:
+        """All that its code depends on."""
+        return f"{self.text} [{self.constraints}] {self.has_side_effect} {self.attributes}"
+
+    @property
+    def accesses(self) -> Accesses:
+        """The arrays in global memory among its parameters."""
+        kinds = [parameter.annotation for parameter in self.signature.parameters.values()]
+        return Accesses(
+            reads=tuple(i for i, kind in enumerate(kinds) if kind in (GlobalSource, SourceMap)),
+            writes=tuple(i for i, kind in enumerate(kinds) if kind in (GlobalTarget, TargetMap)),
+        )
+
+    def typed(self, *given: Any) -> Any:
+        """For numba's ``intrinsic``: the types that arguments of types ``given`` are converted to, and the code."""
+        parameters = self.signature.parameters.values()
         wanted = [
-            array if _is_array(p.annotation) else _value_type(p.annotation)
-            for array, p in zip(given, signature.parameters.values(), strict=True)
+            array if _is_array(parameter.annotation) else _value_type(parameter.annotation)
+            for array, parameter in zip(given, parameters, strict=True)
         ]
+        return self.returned(*wanted), self._code
 
-        def codegen(context: Any, builder: Any, call: Any, args: Any) -> Any:
-            inputs: list[Any] = []
-            tied: list[Any] = []
-            places: list[Any] = []
-            for operand in operands:
-                registers = operand.annotation
-                if not _is_array(registers):
-                    inputs.append(args[operand.position])
-                    continue
-                array = context.make_array(call.args[operand.position])(context, builder, args[operand.position])
-                first = array.data
-                if operand.index_position is not None:
-                    first = builder.gep(first, [args[operand.index_position]])
-                if not isinstance(registers, _Registers):
-                    inputs.append(_address(builder, first, is_shared=registers is SharedArray))
-                    continue
-                pointers = [builder.gep(first, [ir.Constant(I32, i)]) for i in range(registers.count)]
-                if registers.is_read:
-                    (tied if registers.is_written else inputs).extend(builder.load(p) for p in pointers)
-                if registers.is_written:
-                    places.extend(pointers)
-            outputs = [_REGISTERS[r][1] for r in results] + [p.type.pointee for p in places]
-            output = (
-                ir.VoidType() if not outputs else outputs[0] if len(outputs) == 1 else ir.LiteralStructType(outputs)
-            )
-            values = tied + inputs
-            kind = ir.FunctionType(output, [value.type for value in values])
-            assembly = ir.InlineAsm(kind, template, constraints, side_effect=side_effect)
-            produced = builder.call(assembly, values, attrs=attributes)
-            split = (
-                [produced] if len(outputs) == 1 else [builder.extract_value(produced, i) for i in range(len(outputs))]
-            )
-            for value, place in zip(split[len(results) :], places, strict=True):
-                builder.store(value, place)
-            if not results:
-                return context.get_dummy_value()
-            if len(results) == 1:
-                return split[0]
-            return context.make_tuple(builder, returned, split[: len(results)])
+    def _code(self, context: Any, builder: Any, call: Any, args: Any) -> Any:
+        inputs, tied, places = self._registers(context, builder, call, args)
+        outputs = [_REGISTERS[result][1] for result in self.results] + [place.type.pointee for place in places]
+        output = ir.VoidType() if not outputs else outputs[0] if len(outputs) == 1 else ir.LiteralStructType(outputs)
+        kind = ir.FunctionType(output, [value.type for value in tied + inputs])
+        assembly = ir.InlineAsm(kind, self.text, self.constraints, side_effect=self.has_side_effect)
+        produced = builder.call(assembly, tied + inputs, attrs=self.attributes)
+        several = range(len(outputs)) if len(outputs) > 1 else ()
+        values = [builder.extract_value(produced, i) for i in several] or [produced] * len(outputs)
+        for value, place in zip(values[len(self.results) :], places, strict=True):
+            builder.store(value, place)
+        if not self.results:
+            return context.get_dummy_value()
+        if len(self.results) == 1:
+            return values[0]
+        return context.make_tuple(builder, self.returned, values[: len(self.results)])
 
-        return returned(*wanted), codegen
+    def _registers(self, context: Any, builder: Any, call: Any, args: Any) -> tuple[list[Any], list[Any], list[Any]]:
+        """Values that go in, values that go in where results come out, and where in arrays the results are stored."""
+        inputs: list[Any] = []
+        tied: list[Any] = []
+        places: list[Any] = []
+        for operand in self.operands:
+            value, registers = args[operand.position], operand.annotation
+            if not _is_array(registers):
+                inputs.append(value)
+                continue
+            first = context.make_array(call.args[operand.position])(context, builder, value).data
+            if operand.index_position is not None:
+                first = builder.gep(first, [args[operand.index_position]])
+            if not isinstance(registers, _Registers):
+                inputs.append(_address(builder, first, is_shared=registers is SharedArray))
+                continue
+            pointers = [builder.gep(first, [ir.Constant(I32, i)]) for i in range(registers.count)]
+            if registers.is_read:
+                (tied if registers.is_written else inputs).extend(builder.load(pointer) for pointer in pointers)
+            if registers.is_written:
+                places.extend(pointers)
+        return inputs, tied, places
 
-    names = ", ".join(signature.parameters)
+
+def _make(function: Callable[..., Any], text: str, touches_memory: bool, by_warp: bool) -> Callable[..., Any]:
+    instruction = _Instruction(function, text, touches_memory, by_warp)
+    names = ", ".join(instruction.signature.parameters)
     # numba looks at signatures, so each function that it meets has the parameters of this one.
-    fixed = eval(f"lambda typingctx, {names}: typed({names})", {"typed": typed})
-    fixed.__name__ = function.__name__
-    instruction = eval(f"lambda {names}: instruction({names})", {"instruction": cuda_intrinsic(fixed)})
+    typed = eval(f"lambda typingctx, {names}: typed({names})", {"typed": instruction.typed})
+    typed.__name__ = function.__name__
+    call = eval(f"lambda {names}: instruction({names})", {"instruction": cuda_intrinsic(typed)})
     public = _refusing(function) if _is_empty(function) else function
-    cuda_overload(public)(eval(f"lambda {names}: instruction", {"instruction": instruction}))
+    cuda_overload(public)(eval(f"lambda {names}: call", {"call": call}))
     if public is function and not by_warp:
         bare = FunctionType(function.__code__, function.__globals__, function.__name__, None, function.__closure__)
         cpu_overload(public)(eval(f"lambda {names}: bare", {"bare": bare}))
-    # What it compiles to: kernels that call it depend on this, which stands in no function's body.
-    public.assembly = f"{template} [{constraints}] {side_effect} {attributes}"  # type: ignore[attr-defined]
-    kinds = [parameter.annotation for parameter in signature.parameters.values()]
-    public.accesses = Accesses(  # type: ignore[attr-defined]  # what the launch of a kernel reads and writes
-        reads=tuple(i for i, kind in enumerate(kinds) if kind in (GlobalSource, SourceMap)),
-        writes=tuple(i for i, kind in enumerate(kinds) if kind in (GlobalTarget, TargetMap)),
-    )
+    # Kernels that call it depend on its text, which stands in no function's body.
+    public.assembly = instruction.digest  # type: ignore[attr-defined]
+    public.accesses = instruction.accesses  # type: ignore[attr-defined]
     return public
 
 
