@@ -14,20 +14,26 @@ At step t = 1, 2, ... with gradient g = grad_scale_1 grad::
 The decay is decoupled: it acts on the parameter, not through the gradient. ``grad_scale_1`` is read on the device (a
 clipping factor, one over a loss scale); if it is not finite, nothing is changed: a step that overflowed is skipped
 without the host knowing. Then only the device knows t, and ``step`` is its count. With ``master``, float32 copies of
-the parameters are updated, and rounded into param.
+the parameters are updated, and rounded into param. Step and learning rate may both be on the device, so that launches
+that were captured once can be replayed for every step.
 
-One variant: one thread an element, a block a segment. Source: Loshchilov, Hutter 2019, "Decoupled Weight Decay
-Regularization", algorithm 2.
+Ladder: ``thread_per_element`` has a block for each segment. Each element costs 28 bytes, of four arrays: ``vectors``
+asks for four elements of each at once, 64 bytes a thread before it waits, and does so before it knows whether the step
+counts. Source: Loshchilov, Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2.
 """
 
+import functools
 import math
+from typing import Any
 
 import numpy as np
 from numba import cuda, float32
 
-from numstack.device import Array, Stream, kernel, narrow, widen
+from numstack.device import Array, Kernel, Stream, kernel, narrow, widen
+from numstack.device.ptx import load4_once, store4_once
 from numstack.errors import ConfigError
 from numstack.kernels.launch import (
+    are_aligned,
     ceil_div,
     check_contiguous,
     check_dtype,
@@ -35,9 +41,13 @@ from numstack.kernels.launch import (
     check_ndim,
     check_shape,
 )
+from numstack.kernels.variants import Variant, Variants
 
 SEGMENT = 256
-"""Elements that share one weight decay, and threads of a block."""
+"""Elements that share one weight decay, and threads of a block of ``thread_per_element``."""
+BLOCK = 256  # threads of a block of ``vectors``
+VECTOR = 4  # elements that a thread loads side by side
+PER_THREAD = 1  # vectors of each array that a thread has under way
 
 
 def reference(
@@ -90,17 +100,41 @@ def _correction(bias, steps_1, counted):
     return bias
 
 
+@cuda.jit(device=True)
+def _learning_rate(lr, lr_1, scheduled):
+    """lr itself, or what the device has."""
+    return lr_1[0] if scheduled else lr
+
+
 @kernel
-def _step(param_N, grad_N, m_N, v_N, decay_S, grad_scale_1, steps_1, counted, lr, rate1, rate2, eps, bias1, bias2):
+def _step(
+    param_N,
+    grad_N,
+    m_N,
+    v_N,
+    decay_S,
+    grad_scale_1,
+    steps_1,
+    counted,
+    lr_1,
+    scheduled,
+    lr,
+    rate1,
+    rate2,
+    eps,
+    bias1,
+    bias2,
+):
     i = cuda.grid(1)
     scale = grad_scale_1[0]
     decay = decay_S[cuda.blockIdx.x]
+    rate = _learning_rate(lr, lr_1, scheduled)
     correct1 = _correction(bias1, steps_1, counted)
     correct2 = _correction(bias2, steps_1, counted)
     if i < param_N.size and math.isfinite(scale):
         grad = widen(grad_N[i]) * scale
         value, m, v = _updated(
-            widen(param_N[i]), m_N[i], v_N[i], grad, decay, lr, rate1, rate2, eps, correct1, correct2
+            widen(param_N[i]), m_N[i], v_N[i], grad, decay, rate, rate1, rate2, eps, correct1, correct2
         )
         param_N[i] = narrow(value, param_N.dtype)
         m_N[i] = m
@@ -109,20 +143,106 @@ def _step(param_N, grad_N, m_N, v_N, decay_S, grad_scale_1, steps_1, counted, lr
 
 @kernel
 def _step_master(
-    param_N, master_N, grad_N, m_N, v_N, decay_S, grad_scale_1, steps_1, counted, lr, rate1, rate2, eps, bias1, bias2
-):
+    param_N, master_N, grad_N, m_N, v_N, decay_S, grad_scale_1, steps_1, counted, lr_1, scheduled,
+    lr, rate1, rate2, eps, bias1, bias2
+):  # fmt: skip
     i = cuda.grid(1)
     scale = grad_scale_1[0]
     decay = decay_S[cuda.blockIdx.x]
+    rate = _learning_rate(lr, lr_1, scheduled)
     correct1 = _correction(bias1, steps_1, counted)
     correct2 = _correction(bias2, steps_1, counted)
     if i < param_N.size and math.isfinite(scale):
         grad = widen(grad_N[i]) * scale
-        value, m, v = _updated(master_N[i], m_N[i], v_N[i], grad, decay, lr, rate1, rate2, eps, correct1, correct2)
+        value, m, v = _updated(master_N[i], m_N[i], v_N[i], grad, decay, rate, rate1, rate2, eps, correct1, correct2)
         param_N[i] = narrow(value, param_N.dtype)
         master_N[i] = value
         m_N[i] = m
         v_N[i] = v
+
+
+def _make_step_vectors(block: int, per_thread: int, *, has_master: bool) -> Kernel:
+    """The kernel of the variant ``vectors``; without a master param_N is its own, given as both."""
+    n_values, stride, span = VECTOR * per_thread, VECTOR * block, VECTOR * block * per_thread
+
+    @kernel(name="adamw.step_master vectors" if has_master else "adamw.step vectors")
+    def step_vectors(
+        param_N, master_N, grad_N, m_N, v_N, decay_S, grad_scale_1, steps_1, counted, lr_1, scheduled,
+        lr, rate1, rate2, eps, bias1, bias2
+    ):  # fmt: skip
+        value = cuda.local.array(n_values, float32)
+        grad = cuda.local.array(n_values, float32)
+        m = cuda.local.array(n_values, float32)
+        v = cuda.local.array(n_values, float32)
+        decay = cuda.local.array(per_thread, float32)
+        n = param_N.size
+        start = cuda.blockIdx.x * span + cuda.threadIdx.x * VECTOR
+        for k in range(per_thread):
+            i = start + k * stride
+            if i + VECTOR <= n:
+                load4_once(master_N, i, value, k * VECTOR)
+                load4_once(grad_N, i, grad, k * VECTOR)
+                load4_once(m_N, i, m, k * VECTOR)
+                load4_once(v_N, i, v, k * VECTOR)
+                decay[k] = decay_S[i // SEGMENT]
+        scale = grad_scale_1[0]
+        rate = _learning_rate(lr, lr_1, scheduled)
+        correct1 = _correction(bias1, steps_1, counted)
+        correct2 = _correction(bias2, steps_1, counted)
+        if not math.isfinite(scale):
+            return
+        for k in range(per_thread):
+            i = start + k * stride
+            if i + VECTOR <= n:
+                for e in range(k * VECTOR, (k + 1) * VECTOR):
+                    value[e], m[e], v[e] = _updated(
+                        value[e], m[e], v[e], grad[e] * scale, decay[k], rate, rate1, rate2, eps, correct1, correct2
+                    )
+                store4_once(master_N, i, value, k * VECTOR)
+                store4_once(m_N, i, m, k * VECTOR)
+                store4_once(v_N, i, v, k * VECTOR)
+                if has_master:
+                    store4_once(param_N, i, value, k * VECTOR)
+            else:
+                for j in range(i, n):
+                    one, m_N[j], v_N[j] = _updated(
+                        widen(master_N[j]), m_N[j], v_N[j], widen(grad_N[j]) * scale, decay_S[j // SEGMENT],
+                        rate, rate1, rate2, eps, correct1, correct2,
+                    )  # fmt: skip
+                    master_N[j] = narrow(one, master_N.dtype)
+                    if has_master:
+                        param_N[j] = narrow(one, param_N.dtype)
+
+    return step_vectors
+
+
+@functools.cache
+def vector_kernel(*, has_master: bool, block: int = BLOCK, per_thread: int = PER_THREAD) -> Kernel:
+    """The kernel of the variant ``vectors``, for blocks and threads of this size."""
+    return _make_step_vectors(block, per_thread, has_master=has_master)
+
+
+def _launch_elements(param: Array, master: Array | None, rest: tuple[Any, ...], stream: Stream | None) -> None:
+    grid = ceil_div(param.size, SEGMENT)
+    if master is None:
+        _step[grid, SEGMENT, stream](param, *rest, flops=14 * param.size)
+    else:
+        _step_master[grid, SEGMENT, stream](param, master, *rest, flops=14 * param.size)
+
+
+def _launch_vectors(param: Array, master: Array | None, rest: tuple[Any, ...], stream: Stream | None) -> None:
+    step_vectors = vector_kernel(has_master=master is not None)
+    grid = ceil_div(param.size, BLOCK * VECTOR * PER_THREAD)
+    step_vectors[grid, BLOCK, stream](param, param if master is None else master, *rest, flops=14 * param.size)
+
+
+VARIANTS = Variants(
+    "adamw",
+    [
+        Variant("thread_per_element", _launch_elements, "The formula; a block for each segment."),
+        Variant("vectors", _launch_vectors, "Four elements of each array at once.", are_aligned, made_for="gpu"),
+    ],
+)
 
 
 def step(
@@ -132,13 +252,14 @@ def step(
     v_N: Array,
     decay_S: Array,
     *,
-    lr: float,
+    lr: float | Array,
     beta1: float,
     beta2: float,
     eps: float,
     step: int | Array,
     grad_scale_1: Array,
     master: Array | None = None,
+    variant: str | None = None,
     stream: Stream | None = None,
 ) -> None:
     """One AdamW step over a flat buffer of parameters, in place.
@@ -150,13 +271,17 @@ def step(
         Moments; zero before the first step.
     decay_S : array, shape (ceil(N / SEGMENT),), float32
         Weight decay of each segment; 0 for biases, gains and embeddings that should keep their size.
-    lr, beta1, beta2, eps : float
+    lr : float, or array, shape (1,), float32
+        Learning rate. On the device where captured launches are replayed while it changes.
+    beta1, beta2, eps : float
     step : int, or array, shape (1,), int32
         Counts from 1. On the device where steps may be skipped: then it is t of this step if it is taken.
     grad_scale_1 : array, shape (1,), float32
         Multiplied into the gradient; not finite: the step changes nothing.
     master : array, shape (N,), float32, optional
         Float32 copies of 16-bit parameters: they are updated, param_N gets them rounded.
+    variant : str, optional
+        A name in ``VARIANTS``.
 
     Raises
     ------
@@ -180,17 +305,19 @@ def step(
     check_floats("adamw", param_N=param_N, grad_N=grad_N)
     check_dtype("adamw", np.float32, decay_S=decay_S, grad_scale_1=grad_scale_1, **moments)
     check_contiguous("adamw", param_N=param_N, grad_N=grad_N, decay_S=decay_S, **moments)
+    # decay_S stands in for what is not on the device; the kernel does not touch it.
     if isinstance(step, int):
-        # decay_S stands in for the count; the kernel does not touch it.
         steps_1, counted, biases = decay_S, False, [1 / (1 - beta**step) for beta in (beta1, beta2)]
     else:
         check_shape("adamw", (1,), step=step)
         check_dtype("adamw", np.int32, step=step)
         steps_1, counted, biases = step, True, [math.log(beta) if beta > 0 else -math.inf for beta in (beta1, beta2)]
-    constants = (lr, 1 - beta1, 1 - beta2, eps, *biases)
-    state = (grad_N, m_N, v_N, decay_S, grad_scale_1, steps_1, counted, *(float(x) for x in constants))
-    grid = ceil_div(param_N.size, SEGMENT)
-    if master is None:
-        _step[grid, SEGMENT, stream](param_N, *state, flops=14 * param_N.size)
+    if isinstance(lr, (int, float)):
+        lr_1, scheduled, rate = decay_S, False, lr
     else:
-        _step_master[grid, SEGMENT, stream](param_N, master, *state, flops=14 * param_N.size)
+        check_shape("adamw", (1,), lr=lr)
+        check_dtype("adamw", np.float32, lr=lr)
+        lr_1, scheduled, rate = lr, True, 0.0
+    constants = (float(x) for x in (rate, 1 - beta1, 1 - beta2, eps, *biases))
+    rest = (grad_N, m_N, v_N, decay_S, grad_scale_1, steps_1, counted, lr_1, scheduled, *constants)
+    VARIANTS.pick(variant, param_N, grad_N, *moments.values()).launch(param_N, master, rest, stream)

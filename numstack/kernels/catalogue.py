@@ -139,7 +139,7 @@ def _optimiser(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
     master = None if dtype == np.float32 else param
     for step in (1, array((1,), np.int32)):  # counted on the host, or by loss scaling on the device
         run = partial(adamw.step, stored, grad, m, v, decay, master=master, step=step, **options)
-        yield Launch("adamw.step", "", run)
+        yield from _each("adamw.step", adamw.VARIANTS, run)
     counts = array((3,), np.int32)
     scaling: dict[str, Any] = {
         "max_norm": 1.0,
@@ -167,11 +167,15 @@ def _reductions(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
 
 def _elementwise(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
     x, y, out = (array((R, C), dtype) for _ in range(3))
-    yield Launch("elementwise.add", "", partial(elementwise.add, x, y, out))
-    yield Launch("elementwise.scale", "", partial(elementwise.scale, x, out, 0.5))
-    yield Launch("elementwise.cast", "", partial(elementwise.cast, x, array((R, C), np.float32)))
-    yield Launch("elementwise.cast", "", partial(elementwise.cast, array((R, C), np.float32), x))
-    yield Launch("elementwise.fill", "", partial(elementwise.fill, x, 1.0))
+    wide = array((R, C), np.float32)
+    for name, run in (
+        ("add", partial(elementwise.add, x, y, out)),
+        ("scale", partial(elementwise.scale, x, out, 0.5)),
+        ("cast", partial(elementwise.cast, x, wide)),
+        ("cast", partial(elementwise.cast, wide, x)),
+        ("fill", partial(elementwise.fill, x, 1.0)),
+    ):
+        yield from _each(f"elementwise.{name}", elementwise.VARIANTS, run)
     yield Launch("elementwise.fill", "", partial(elementwise.fill, array((R,), np.int32), 1))
     for shape in ((R,), (R, C), (B, T, C), (B, T, H, D)):
         source, target = array(shape, dtype), array(shape, dtype)

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import DTypeLike
 
-from numstack.device import Array
+from numstack.device import Array, current_device
+from numstack.device.ptx.vectors import is_aligned
 from numstack.dtypes import FLOATING, storage
 from numstack.errors import ConfigError, DTypeError, ShapeError
 
@@ -139,3 +140,9 @@ def ceil_div(n: int, d: int) -> int:
 def flat(array: Array) -> Array:
     """A C-contiguous array as one axis, without a copy."""
     return array if array.ndim == 1 else array.reshape(-1)
+
+
+def are_aligned(*arrays: Array) -> bool:
+    """Whether each array begins where it can be accessed 16 bytes at a time: what kernels with vectors support."""
+    address = current_device().address
+    return all(is_aligned(address(array)) for array in arrays)

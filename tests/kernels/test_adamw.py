@@ -5,11 +5,12 @@ import pytest
 
 from numstack.errors import ConfigError, DTypeError, ShapeError
 from numstack.kernels import adamw
-from numstack.kernels.adamw import SEGMENT
+from numstack.kernels.adamw import SEGMENT, VARIANTS
 from tests.golden import OnnxCase, onnx_cases
 from tests.golden.torch_kernels import ADAMW, torch_case
 from tests.support import BFLOAT16, assert_close, to_device, to_host
 
+EVERY_VARIANT = pytest.mark.parametrize("variant", VARIANTS.runnable())
 HYPER = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
 
 
@@ -25,18 +26,20 @@ def inputs(n: int) -> tuple[np.ndarray, ...]:
     return param, grad, m, rng.random(n, dtype=np.float32), decay
 
 
+@EVERY_VARIANT
 @pytest.mark.parametrize("n", [0, 1, SEGMENT, SEGMENT + 1, 5 * SEGMENT - 3])
-def test_one_step(n):
+def test_one_step(n, variant):
     param, grad, m, v, decay = inputs(n)
     arrays = [to_device(a) for a in (param, grad, m, v, decay)]
-    adamw.step(*arrays, **HYPER, step=3, grad_scale_1=one(0.5))
+    adamw.step(*arrays, **HYPER, step=3, grad_scale_1=one(0.5), variant=variant)
     expected = adamw.reference(param, grad, m, v, np.repeat(decay, SEGMENT)[:n], **HYPER, step=3, grad_scale=0.5)
     for name, got, value in zip(("param", "m", "v"), (arrays[0], *arrays[2:4]), expected, strict=True):
         assert_close(to_host(got), value, rtol=1e-6, atol=1e-6, what=name)
     np.testing.assert_array_equal(to_host(arrays[1]), grad)
 
 
-def test_torch_100_steps():
+@EVERY_VARIANT
+def test_torch_100_steps(variant):
     """Two parameters: each starts on a segment, and the gap between them stays what it was."""
     case = torch_case("adamw")
     sizes = (300, 7)
@@ -54,7 +57,8 @@ def test_torch_100_steps():
     options = {name: ADAMW[name] for name in ("lr", "beta1", "beta2", "eps")}
     for i, grad in enumerate(case["grads"]):
         # Gradients arrive scaled, as under loss scaling, and the step takes the scale out.
-        adamw.step(param, spread(4 * grad), m, v, decay, **options, step=i + 1, grad_scale_1=one(0.25))
+        scaled = spread(4 * grad)
+        adamw.step(param, scaled, m, v, decay, **options, step=i + 1, grad_scale_1=one(0.25), variant=variant)
         if i == 0:
             assert_close(to_host(param)[places], case["after_1"], rtol=1e-6, atol=1e-6)
     assert_close(to_host(param)[places], case["after_100"], rtol=1e-5, atol=2e-6)
@@ -87,46 +91,51 @@ def test_onnx(case: OnnxCase):
             assert_close(to_host(got), case.outputs[i + j * n], rtol=1e-5, atol=1e-6)
 
 
+@EVERY_VARIANT
 @pytest.mark.parametrize("scale", [np.inf, -np.inf, np.nan])
-def test_a_scale_that_is_not_finite_skips_the_step(scale):
+def test_a_scale_that_is_not_finite_skips_the_step(scale, variant):
     before = inputs(300)
     arrays = [to_device(a) for a in before]
-    adamw.step(*arrays, **HYPER, step=1, grad_scale_1=one(scale))
+    adamw.step(*arrays, **HYPER, step=1, grad_scale_1=one(scale), variant=variant)
     for got, kept in zip(arrays, before, strict=True):
         np.testing.assert_array_equal(to_host(got), kept)
 
 
+@EVERY_VARIANT
 @pytest.mark.parametrize("step", [1, 2, 37, 100_000])
 @pytest.mark.parametrize("betas", [(0.9, 0.9999), (0.0, 0.5)])
-def test_a_step_counted_on_the_device(step, betas):
+def test_step_and_learning_rate_on_the_device(step, betas, variant):
     """The bias correction is as exact as the host's float64, also where 1 - beta^t cancels."""
-    options = {**HYPER, "beta1": betas[0], "beta2": betas[1], "grad_scale_1": one(0.5)}
+    options = {**HYPER, "beta1": betas[0], "beta2": betas[1], "grad_scale_1": one(0.5), "variant": variant}
     before = inputs(300)
     by_host, by_device = ([to_device(a) for a in before] for _ in range(2))
     adamw.step(*by_host, **options, step=step)
-    adamw.step(*by_device, **options, step=to_device(np.array([step], np.int32)))
+    adamw.step(*by_device, **{**options, "lr": one(HYPER["lr"])}, step=to_device(np.array([step], np.int32)))
     for got, expected, start in zip(by_device, by_host, before, strict=True):
         assert_close(to_host(got) - start, to_host(expected) - start, rtol=2e-6, atol=3e-7)
 
 
+@EVERY_VARIANT
 @pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16)], ids=str)
-def test_sixteen_bit_parameters_follow_their_float32_master(dtype):
+def test_sixteen_bit_parameters_follow_their_float32_master(dtype, variant):
     """Steps far smaller than a 16-bit rounding still add up."""
     value, grad, m, v, decay = inputs(300)
     arrays = [to_device(a) for a in (value.astype(dtype), grad.astype(dtype), 0 * m, 0 * v, 0 * decay)]
     master = to_device(value)
     for step in range(1, 9):
-        adamw.step(*arrays, **{**HYPER, "lr": 1e-5}, step=step, grad_scale_1=one(1), master=master)
+        options = {**HYPER, "lr": 1e-5, "variant": variant}
+        adamw.step(*arrays, **options, step=step, grad_scale_1=one(1), master=master)
     # With equal gradients, m_hat / sqrt(v_hat) is their sign.
     expected = value - 8e-5 * np.sign(grad.astype(dtype).astype(np.float64))
     assert_close(to_host(master), expected, rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(to_host(arrays[0], dtype), to_host(master).astype(dtype))
 
 
-def test_under_checks(under_checks):
+@EVERY_VARIANT
+def test_under_checks(under_checks, variant):
     param, grad, m, v, decay = inputs(SEGMENT + 5)
     arrays = [to_device(a) for a in (param, grad, m, v, decay)]
-    adamw.step(*arrays, **HYPER, step=3, grad_scale_1=one(1), master=to_device(param))
+    adamw.step(*arrays, **HYPER, step=3, grad_scale_1=one(1), master=to_device(param), variant=variant)
     expected = adamw.reference(
         param, grad, m, v, np.repeat(decay, SEGMENT)[: len(param)], **HYPER, step=3, grad_scale=1
     )
@@ -139,6 +148,8 @@ def test_bad_arguments():
         adamw.step(param, grad, m, v, decay, **HYPER, step=0, grad_scale_1=one(1))
     with pytest.raises(DTypeError, match="adamw: step has dtype float32; expected int32"):
         adamw.step(param, grad, m, v, decay, **HYPER, step=one(1), grad_scale_1=one(1))
+    with pytest.raises(ShapeError, match=r"adamw: lr has shape \(2,\); expected \(1,\)"):
+        adamw.step(param, grad, m, v, decay, **{**HYPER, "lr": decay}, step=1, grad_scale_1=one(1))
     with pytest.raises(ShapeError, match=r"adamw: decay_S has shape \(1,\); expected \(2,\)"):
         adamw.step(param, grad, m, v, decay[:1], **HYPER, step=1, grad_scale_1=one(1))
     with pytest.raises(ShapeError, match=r"adamw: grad_N has shape \(299,\); expected \(300,\)"):

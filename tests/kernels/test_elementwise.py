@@ -5,13 +5,15 @@ import itertools
 import numpy as np
 import pytest
 
-from numstack.errors import DTypeError, ShapeError
+from numstack.errors import ConfigError, DTypeError, ShapeError
 from numstack.kernels import elementwise
-from numstack.kernels.elementwise import BLOCK, BLOCK_X, BLOCK_Y, TILE
+from numstack.kernels.elementwise import BLOCK, BLOCK_X, BLOCK_Y, PER_THREAD, TILE, VECTOR
 from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
 
 DTYPES = (np.dtype(np.float32), BFLOAT16, np.dtype(np.float16))
-SHAPES = [(1,), (BLOCK,), (BLOCK + 1,), (3, 5, 7), (0,), (4, 0)]
+EVERY_VARIANT = pytest.mark.parametrize("variant", elementwise.VARIANTS.runnable())
+SPAN = BLOCK * VECTOR * PER_THREAD  # of a block of vectors
+SHAPES = [(1,), (BLOCK,), (BLOCK + 1,), (3, 5, 7), (0,), (4, 0), (SPAN + VECTOR + 1,)]
 
 
 def random(shape: tuple[int, ...], dtype=np.float32) -> np.ndarray:
@@ -22,40 +24,44 @@ def empty_like(x: np.ndarray, dtype=None):
     return to_device(poisoned(x.shape, x.dtype if dtype is None else dtype))
 
 
-def test_add_and_scale_at_every_shape():
+@EVERY_VARIANT
+def test_add_and_scale_at_every_shape(variant):
     for shape in SHAPES:
         a, b = random(shape), random(shape) + np.float32(1)
         out = empty_like(a)
-        elementwise.add(to_device(a), to_device(b), out)
+        elementwise.add(to_device(a), to_device(b), out, variant=variant)
         np.testing.assert_array_equal(to_host(out), a + b)
         out = empty_like(a)
-        elementwise.scale(to_device(a), out, -0.3)
+        elementwise.scale(to_device(a), out, -0.3, variant=variant)
         np.testing.assert_array_equal(to_host(out), np.float32(-0.3) * a)
 
 
-def test_in_place_and_mixed_dtypes():
+@EVERY_VARIANT
+def test_in_place_and_mixed_dtypes(variant):
     a, b = random((300,)), random((300,), BFLOAT16)
     a_device = to_device(a)
-    elementwise.add(a_device, to_device(b), a_device)
+    elementwise.add(a_device, to_device(b), a_device, variant=variant)
     np.testing.assert_array_equal(to_host(a_device), a + b.astype(np.float32))
 
 
+@EVERY_VARIANT
 @pytest.mark.parametrize(("source", "target"), list(itertools.product(DTYPES, DTYPES)), ids=str)
-def test_cast_rounds_as_numpy_does(source, target):
+def test_cast_rounds_as_numpy_does(source, target, variant):
     special = [0.0, -0.0, 1e-8, -1e-8, 65504, 65520, 1e30, -np.inf, np.inf, np.nan, 1.00390625, 1.01171875]
     with np.errstate(over="ignore"):
         x = np.concatenate([random((500,)), np.array(special, np.float32)]).astype(source)
         expected = x.astype(np.float32).astype(target)
     out = empty_like(x, target)
-    elementwise.cast(to_device(x), out)
+    elementwise.cast(to_device(x), out, variant=variant)
     np.testing.assert_array_equal(to_host(out, target).astype(np.float64), expected.astype(np.float64))
 
 
-def test_fill():
+@EVERY_VARIANT
+def test_fill(variant):
     for dtype, value in [(np.float32, 0.1), (BFLOAT16, -2.5), (np.float16, 3.25), (np.int32, -7)]:
         for shape in SHAPES:
             x = to_device(poisoned(shape, dtype))
-            elementwise.fill(x, value)
+            elementwise.fill(x, value, variant=variant)
             np.testing.assert_array_equal(to_host(x, dtype), np.full(shape, value, dtype))
 
 
@@ -110,7 +116,11 @@ def test_transpose(variant):
 
 def test_no_race_and_nothing_out_of_bounds(under_checks):
     x = random((TILE + 1, 5))
-    test_add_and_scale_at_every_shape()
+    for variant in elementwise.VARIANTS.runnable():
+        for n in (1, VECTOR + 1):
+            a, out = random((n,)), empty_like(random((n,)))
+            elementwise.add(to_device(a), to_device(a), out, variant=variant)
+            np.testing.assert_array_equal(to_host(out), a + a)
     for variant in elementwise.TRANSPOSE_VARIANTS.runnable():
         out = empty_like(x.T)
         elementwise.transpose(to_device(x), out, variant=variant)
@@ -118,6 +128,15 @@ def test_no_race_and_nothing_out_of_bounds(under_checks):
     out = empty_like(x.T)
     elementwise.copy(to_device(x).T, out)
     assert_close(to_host(out), x.T, rtol=0, atol=0)
+
+
+def test_vectors_want_alignment():
+    """By name they refuse what is not aligned; by default it goes to the plain variant."""
+    whole, out = to_device(random((17,))), to_device(poisoned((16,)))
+    with pytest.raises(ConfigError, match="elementwise: variant 'vectors' does not support"):
+        elementwise.scale(whole[1:], out, 2, variant="vectors")
+    elementwise.scale(whole[1:], out, 2)
+    np.testing.assert_array_equal(to_host(out), 2 * to_host(whole)[1:])
 
 
 def test_bad_arguments_say_what_to_do():
