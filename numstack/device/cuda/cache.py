@@ -1,7 +1,7 @@
 """Compiled kernels on disk, so that a warm start compiles nothing.
 
 A cubin's name is a hash of all it depends on: source of the kernel and of what it calls, constants, argument types,
-threads of a block, architecture, and the versions of numba, numba-cuda and the linker. Files are written beside their
+threads of a block, architecture, our compiler's source, and the versions of numba, numba-cuda and the linker. Files are written beside their
 place and renamed, so that two ranks that compile the same kernel leave one whole file.
 """
 
@@ -11,14 +11,16 @@ import functools
 import hashlib
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from numba import types
 
 from numstack import simt
 from numstack.device.cuda.compiler import Architecture, Cubin, compile_cubin
 
-# Whatever turns source into machine code, conversions.py and this room included.
-TOOLS = ("numstack", "numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink")
+# Whatever turns source into machine code, our own part of it included.
+TOOLS = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink")
+OUR_TOOLS = ("conversions.py", "ptx/assembly.py", "cuda/compiler.py")
 
 
 def cubin(
@@ -50,4 +52,6 @@ def _tools() -> str:
         except PackageNotFoundError:  # part of a toolkit that is not a wheel
             return f"{tool} -"
 
-    return ", ".join(of(tool) for tool in TOOLS)
+    room = Path(__file__).parents[1]
+    ours = hashlib.sha256(b"".join((room / file).read_bytes() for file in OUR_TOOLS)).hexdigest()
+    return ", ".join([*(of(tool) for tool in TOOLS), ours])

@@ -121,9 +121,10 @@ def compile_cubin(
     """
     with _compiling, _compiling_for(architecture):
         cubin = _compile(py_func, arg_types, (threads,), architecture)
-        if cubin.resources.spill_bytes:
+        if cubin.resources.spill_bytes or "setmaxnreg" in " ".join(cubin.resources.warnings):
             # The assembler may spill a few registers to fit one more block on a multiprocessor. Asked for one block,
-            # it does not; if it still spills, the kernel needs more than there are.
+            # it does not; if it still spills, the kernel needs more than there are. And only then does it know how
+            # many registers a kernel starts with that moves them between its warpgroups.
             cubin = _compile(py_func, arg_types, (threads, 1), architecture)
         return cubin
 
