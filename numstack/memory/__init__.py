@@ -12,7 +12,8 @@ request, and neighbours are joined when they are free. Regions go back to the de
 (``release_unused``) or the device is full.
 
 ``block`` block and free list; ``region`` where regions come from, and the limit; ``scope`` which stream may use a free
-block when; ``manager`` requests and returns; ``report`` what ``OutOfMemory`` says.
+block when; ``manager`` requests and returns; ``staging`` host data on its way to the device; ``report`` what
+``OutOfMemory`` says.
 """
 
 from numstack.errors import OutOfMemory
@@ -24,6 +25,7 @@ from numstack.memory.arrays import (
     release_unused,
     reset_peak,
     scope,
+    send,
     set_limit,
     statistics,
     to_host,
@@ -48,6 +50,7 @@ __all__ = [
     "release_unused",
     "reset_peak",
     "scope",
+    "send",
     "set_limit",
     "statistics",
     "to_host",

@@ -16,6 +16,7 @@ from numstack.device import current_device
 from numstack.errors import DTypeError, ShapeError
 from numstack.memory.block import Where
 from numstack.memory.manager import MemoryManager
+from numstack.memory.staging import Staging
 from numstack.memory.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -88,6 +89,18 @@ def from_host(values: npt.ArrayLike, *, scope: str | None = None, stream: Stream
     device = current_device()
     device.copy(array, host, stream)
     (stream or device.default_stream).synchronize()
+    return array
+
+
+def send(values: npt.ArrayLike, *, scope: str | None = None, stream: Stream | None = None) -> Array:
+    """As ``from_host``, but returns at once: works on ``stream`` that are submitted later see the values.
+
+    The values may change as soon as it returns.
+    """
+    host = np.asarray(values)
+    array = empty(host.shape, host.dtype, scope=scope, stream=stream)
+    device = current_device()
+    device.state(Staging).send(host, array, stream or device.default_stream)
     return array
 
 

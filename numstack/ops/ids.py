@@ -46,4 +46,4 @@ def to_device(operation: str, name: str, ids: np.ndarray | Tensor, n_ids: int, i
             f"{operation}: {name} holds {int(ids[place])} at {place}, but ids go from 0 to {n_ids - 1}; "
             "was the text encoded with another vocabulary?"
         )
-    return Tensor(memory.from_host(np.ascontiguousarray(ids, np.int32), scope="forward"))
+    return Tensor(memory.send(ids.astype(np.int32, copy=False), scope="forward"))

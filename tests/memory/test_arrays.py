@@ -12,6 +12,7 @@ from numstack import memory
 from numstack.device import current_device
 from numstack.errors import ConfigError, DTypeError, ShapeError
 from numstack.memory.sizes import BLOCK_NBYTES, MIB
+from numstack.memory.staging import N_BUFFERS
 from tests.support import poisoned
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -272,3 +273,38 @@ def test_threads_allocate_check_and_free():
     assert not errors, errors
     handed_over.clear()
     assert memory.statistics().live == 0
+
+
+# host data that is sent
+
+
+def test_what_is_sent_arrives_though_the_host_has_changed_it(monkeypatch):
+    """More buffers than may be on their way at once, in two sizes, and one that is not contiguous."""
+    n_pinned = 0
+    pinned = current_device().pinned
+
+    def counted(*args):
+        nonlocal n_pinned
+        n_pinned += 1
+        return pinned(*args)
+
+    monkeypatch.setattr(current_device(), "pinned", counted)
+    stream = current_device().create_stream()
+    host = np.empty((3, 5000), np.int32)
+    sent = []
+    for number in range(2 * N_BUFFERS):
+        host[...] = number
+        part = host[:, :: 2 if number % 2 else 1000]
+        sent.append((number, part.shape, memory.send(part, scope="forward", stream=stream)))
+    host[...] = -1
+    stream.synchronize()
+    for number, shape, array in sent:
+        assert np.array_equal(memory.to_host(array), np.full(shape, number, np.int32))
+    assert n_pinned <= 2 * N_BUFFERS
+
+
+@pytest.mark.parametrize("values", [np.zeros((0, 3), np.float32), np.float32(2.5)])
+def test_nothing_and_a_number_can_be_sent(values):
+    array = memory.send(values)
+    assert array.shape == np.shape(values)
+    assert np.array_equal(memory.to_host(array), values)
