@@ -149,9 +149,9 @@ class Training:
         with phase("optimiser"):
             model.parameters.zero_gradients()
         with phase("forward"):
-            loss = model(*self.batch)
+            loss = model(*self.batch, gradient=optimizer.loss_gradient(1.0))
         with phase("backward"):
-            backward(loss, optimizer.loss_gradient(1.0))
+            backward(loss)
         with phase("optimiser"):
             optimizer.step(lr=3e-4, max_norm=1.0)
 

@@ -56,15 +56,24 @@ class Node:
     gradient : array or None
         Of the operation's result; only while its backward runs is it sure to be complete. The node owns it: the
         backward function may overwrite it or hand it on.
+    is_start : bool
+        Backward starts here, and the operation knew the gradient of its result in the forward pass.
     """
 
-    __slots__ = ("_backward", "_shape", "_specs", "_targets", "dtype", "gradient", "name", "number")
+    __slots__ = ("_backward", "_shape", "_specs", "_targets", "dtype", "gradient", "is_start", "name", "number")
 
     def __init__(
-        self, name: str, number: int, result: Array, inputs: Sequence[Tensor | None], backward: Callable[[Node], None]
+        self,
+        name: str,
+        number: int,
+        result: Array,
+        inputs: Sequence[Tensor | None],
+        backward: Callable[[Node], None],
+        is_start: bool,
     ) -> None:
         self.name = name
         self.number = number
+        self.is_start = is_start
         self.gradient: Any = None
         self.dtype = result.dtype
         self._shape = result.shape
@@ -174,7 +183,21 @@ def _target(tensor: Tensor | None) -> Node | Tensor | None:
     return tensor if tensor.source is None else tensor.source  # type: ignore[return-value]
 
 
-def record(name: str, result: Array, inputs: Sequence[Tensor | None], backward: Callable[[Node], None]) -> Tensor:
+def is_recorded(*inputs: Tensor | None) -> bool:
+    """Whether an operation on these inputs leaves a node behind."""
+    if not current_device().state(Tape).recording:
+        return False
+    return any(tensor is not None and tensor.requires_grad for tensor in inputs)
+
+
+def record(
+    name: str,
+    result: Array,
+    inputs: Sequence[Tensor | None],
+    backward: Callable[[Node], None],
+    *,
+    is_start: bool = False,
+) -> Tensor:
     """The tensor of an operation's result, with a node behind it if any input needs a gradient.
 
     Parameters
@@ -188,13 +211,13 @@ def record(name: str, result: Array, inputs: Sequence[Tensor | None], backward: 
     backward : callable
         ``backward(node)`` computes the gradients of the inputs from ``node.gradient``. It must hold arrays, not
         tensors, and may overwrite what it holds: it runs once.
+    is_start : bool
+        Backward is to start here from a gradient that the operation was given, so that ``node.gradient`` is not set.
     """
-    tape = current_device().state(Tape)
-    if tape.recording:
-        for tensor in inputs:
-            if tensor is not None and tensor.requires_grad:
-                node = Node(name, next(tape.numbers), result, inputs, backward)
-                return Tensor(result, requires_grad=True, source=node)
+    if is_recorded(*inputs):
+        number = next(current_device().state(Tape).numbers)
+        node = Node(name, number, result, inputs, backward, is_start)
+        return Tensor(result, requires_grad=True, source=node)
     return Tensor(result)
 
 
@@ -209,7 +232,9 @@ def no_grad() -> Iterator[None]:
         tape.recording = before
 
 
-def backward(output: Tensor, gradient: float | Tensor = 1.0, on_final: Callable[[Any], None] | None = None) -> None:
+def backward(
+    output: Tensor, gradient: float | Tensor | None = None, on_final: Callable[[Any], None] | None = None
+) -> None:
     """Add d(output)/d(leaf) to the ``grad`` of every leaf that ``output`` depends on.
 
     What the forward pass kept is freed on the way, so it can be done once for each forward pass.
@@ -218,9 +243,10 @@ def backward(output: Tensor, gradient: float | Tensor = 1.0, on_final: Callable[
     ----------
     output : Tensor
         Usually a loss of one element.
-    gradient : float or Tensor
-        Of whatever comes after ``output``, in its shape; a number stands for all elements. Gradient accumulation over
-        n equal micro-batches passes ``1 / n``.
+    gradient : float or Tensor, optional
+        Of whatever comes after ``output``, in its shape; a number stands for all elements, by default 1. Gradient
+        accumulation over n equal micro-batches passes ``1 / n``. Not for an output that was computed together with its
+        gradient (``ops.cross_entropy`` with ``gradient=``).
     on_final : callable, optional
         ``on_final(leaf)`` is called once nothing will add to ``leaf.grad`` any more in this backward, in the order in
         which that happens: a leaf used twice, like a tied weight, is reported after its earlier use.
@@ -228,7 +254,8 @@ def backward(output: Tensor, gradient: float | Tensor = 1.0, on_final: Callable[
     Raises
     ------
     NumstackError
-        If ``output`` depends on nothing that requires a gradient, or its graph has been used already.
+        If ``output`` depends on nothing that requires a gradient, its graph has been used already, or a gradient was
+        given to the forward pass and is given or needed here too.
     ShapeError
         If ``gradient`` has another shape.
     """
@@ -241,17 +268,34 @@ def backward(output: Tensor, gradient: float | Tensor = 1.0, on_final: Callable[
     if isinstance(gradient, Tensor) and gradient.shape != output.shape:
         raise ShapeError(f"backward: gradient has shape {gradient.shape} but the output has {output.shape}")
     nodes, uses = _reachable(root)
+    _check_start(root, nodes, gradient)
     root.gradient = memory.empty(root._shape, root.dtype, scope="backward")
-    if isinstance(gradient, Tensor):
+    if root.is_start:
+        pass
+    elif isinstance(gradient, Tensor):
         _put(gradient.array.reshape(root._shape), root.gradient)
     else:
-        elementwise.fill(root.gradient, gradient)
+        elementwise.fill(root.gradient, 1.0 if gradient is None else gradient)
     for node in nodes:
         for target in reversed(node._run()):
             if isinstance(target, Tensor):
                 uses[target] -= 1
                 if uses[target] == 0 and on_final is not None:
                     on_final(target)
+
+
+def _check_start(root: Node, nodes: Sequence[Node], gradient: float | Tensor | None) -> None:
+    """Raise if a node that knows its gradient already is given one."""
+    if root.is_start and gradient is not None:
+        raise NumstackError(
+            f"backward: {root.name} was given its gradient in the forward pass; leave gradient out here"
+        )
+    for node in nodes:
+        if node.is_start and node is not root:
+            raise NumstackError(
+                f"backward: {node.name} was given its gradient in the forward pass, so backward must start from its "
+                "result, not from what was computed from it; leave gradient out there"
+            )
 
 
 def _reachable(root: Node) -> tuple[list[Node], dict[Tensor, int]]:

@@ -203,7 +203,12 @@ class GPT(Module):
         self._micro_batch = 0
 
     def __call__(
-        self, tokens: np.ndarray | Tensor, targets: np.ndarray | Tensor | None = None, *, n_targets: int | None = None
+        self,
+        tokens: np.ndarray | Tensor,
+        targets: np.ndarray | Tensor | None = None,
+        *,
+        n_targets: int | None = None,
+        gradient: float | Tensor | None = None,
     ) -> Tensor:
         """The loss of predicting ``targets``, or the logits if there are none.
 
@@ -214,6 +219,8 @@ class GPT(Module):
             and copied to the device; tensors are taken as checked.
         n_targets : int, optional
             See :func:`numstack.ops.cross_entropy`; give it where targets are on the device.
+        gradient : float or Tensor, optional
+            What ``backward`` would start from at the loss: known now, it saves passes over the logits.
 
         Returns
         -------
@@ -233,7 +240,9 @@ class GPT(Module):
         x = self.transformer(tokens, masks)
         if targets is None:
             return self._logits(x)
-        return ops.cross_entropy(self._head(x), targets, n_targets=n_targets, n_classes=self.config.vocab_size)
+        return ops.cross_entropy(
+            self._head(x), targets, n_targets=n_targets, n_classes=self.config.vocab_size, gradient=gradient
+        )
 
     def _head(self, x: Tensor) -> Tensor:
         """Logits (..., padded_vocab_size)."""

@@ -7,7 +7,8 @@ import math
 import numpy as np
 
 from numstack import memory
-from numstack.autograd import Node, record
+from numstack.autograd import Node, is_recorded, record
+from numstack.device import Array
 from numstack.errors import DataError, ShapeError
 from numstack.kernels import cross_entropy as kernels
 from numstack.kernels import elementwise, reduce
@@ -19,7 +20,12 @@ IGNORED = -1
 
 
 def cross_entropy(
-    logits: Tensor, targets: np.ndarray | Tensor, *, n_targets: int | None = None, n_classes: int | None = None
+    logits: Tensor,
+    targets: np.ndarray | Tensor,
+    *,
+    n_targets: int | None = None,
+    n_classes: int | None = None,
+    gradient: float | Tensor | None = None,
 ) -> Tensor:
     """Mean over the targets of -log softmax(logits)[target], in nats.
 
@@ -36,6 +42,9 @@ def cross_entropy(
         the device; give it then.
     n_classes : int, optional
         How many of the V columns are classes, if not all: those after them are padding, which never counts.
+    gradient : float or Tensor of shape (1,), optional
+        What ``backward`` would start from at this loss. If it is given here, one kernel reads the logits once for both
+        the loss and the gradient, which **replaces the logits at once**; then call ``backward(loss)`` without one.
 
     Returns
     -------
@@ -64,12 +73,23 @@ def cross_entropy(
     targets_R = ids.to_device("cross_entropy", "targets", targets, n_ids, ignored=IGNORED).array.reshape(n_rows)
     logits_RV = logits.array.reshape(n_rows, n_columns)
     loss_R = memory.empty((n_rows,), np.float32, scope="workspace")
-    lse_R = memory.empty((n_rows,), np.float32, scope="forward")
     loss_1 = memory.empty((1,), np.float32, scope="forward")
-    workspace = memory.empty((reduce.workspace_size(n_rows),), np.float32, scope="workspace")
+
+    if gradient is not None and is_recorded(logits):
+        scale_1 = memory.empty((1,), np.float32, scope="workspace")
+        if isinstance(gradient, Tensor):
+            elementwise.scale(gradient.array, scale_1, 1 / n_targets)
+        else:
+            elementwise.fill(scale_1, gradient / n_targets)
+        kernels.forward_backward(
+            logits_RV, targets_R, loss_R, logits_RV, scale_1, n_classes=n_ids, ignore_index=IGNORED
+        )
+        _mean(loss_R, loss_1, n_targets)
+        return record("cross_entropy", loss_1, (logits,), lambda node: node.give(0, logits_RV), is_start=True)
+
+    lse_R = memory.empty((n_rows,), np.float32, scope="forward")
     kernels.forward(logits_RV, targets_R, loss_R, lse_R, n_classes=n_ids, ignore_index=IGNORED)
-    reduce.sum(loss_R, loss_1, workspace)
-    elementwise.scale(loss_1, loss_1, 1 / n_targets)
+    _mean(loss_R, loss_1, n_targets)
 
     def backward(node: Node) -> None:
         scale_1 = node.gradient
@@ -78,3 +98,10 @@ def cross_entropy(
         node.give(0, logits_RV)
 
     return record("cross_entropy", loss_1, (logits,), backward)
+
+
+def _mean(loss_R: Array, loss_1: Array, n_targets: int) -> None:
+    """The sum of all losses, divided by the number of targets that count."""
+    workspace = memory.empty((reduce.workspace_size(loss_R.size),), np.float32, scope="workspace")
+    reduce.sum(loss_R, loss_1, workspace)
+    elementwise.scale(loss_1, loss_1, 1 / n_targets)

@@ -46,10 +46,10 @@ def train_step(
     losses = []
     model.parameters.zero_gradients()
     for number, (inputs_BT, targets_BT) in enumerate(micro_batches, start=1):
-        loss = model(inputs_BT, targets_BT)
+        loss = model(inputs_BT, targets_BT, gradient=optimizer.loss_gradient(1 / len(micro_batches)))
         last = number == len(micro_batches)
         on_final = _sender(model, buckets) if buckets is not None and last else None
-        backward(loss, optimizer.loss_gradient(1 / len(micro_batches)), on_final)
+        backward(loss, on_final=on_final)
         losses.append(loss)
     if buckets is not None:
         buckets.finish()

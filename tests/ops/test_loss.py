@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from numstack import ops
-from numstack.autograd import backward
-from numstack.errors import DataError, ShapeError
+from numstack.autograd import backward, no_grad
+from numstack.errors import DataError, NumstackError, ShapeError
 from numstack.tensor import tensor
 from tests.support import assert_close
 
@@ -37,6 +37,30 @@ def test_mean_and_gradient(logits, on_device, n_targets):
     backward(loss)
     assert_close(x.grad.numpy(), gradient)
     assert_close(x.numpy(), gradient, what="logits, which the gradient replaces")
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_gradient_known_in_the_forward_pass(logits, on_device):
+    """It replaces the logits at once; the loss is the same."""
+    expected, slope = reference(logits, 4)
+    x = tensor(np.concatenate([logits, np.full((2, 3, 2), 9.0, np.float32)], -1), requires_grad=True)
+    loss = ops.cross_entropy(x, TARGETS, n_classes=7, gradient=tensor([0.5]) if on_device else 0.5)
+    slope = np.concatenate([0.5 * slope, np.zeros((2, 3, 2))], -1)
+    assert_close(loss.item(), expected)
+    assert_close(x.numpy(), slope)
+    with pytest.raises(NumstackError, match="cross_entropy was given its gradient in the forward pass; leave"):
+        backward(loss, gradient=1.0)
+    with pytest.raises(NumstackError, match="so backward must start from its result, not from what was computed"):
+        backward(ops.scale(loss, 2.0))
+    backward(loss)
+    assert_close(x.grad.numpy(), slope)
+
+
+def test_a_gradient_that_nobody_wants_leaves_the_logits_alone(logits):
+    x = tensor(logits, requires_grad=True)
+    with no_grad():
+        assert_close(ops.cross_entropy(x, TARGETS, gradient=1.0).item(), reference(logits, 4)[0])
+    assert_close(x.numpy(), logits)
 
 
 def test_gradient_is_scaled_by_what_follows_the_loss(logits):
