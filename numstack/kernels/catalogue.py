@@ -76,9 +76,12 @@ def _gemm(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
 def _gelu(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
     x, y, dy, dx = (array((R, 4 * C), dtype) for _ in range(4))
     for form in gelu.FORMS:
-        yield Launch("gelu.forward", form, partial(gelu.forward, x, y, form=form))
-        yield Launch("gelu.backward", form, partial(gelu.backward, dy, x, dx, form=form))
-        yield Launch("gelu.forward_backward", form, partial(gelu.forward_backward, x, dy, y, dx, form=form))
+        for variant in gelu.VARIANTS.runnable():
+            chosen: dict[str, Any] = {"form": form, "variant": variant}
+            name = f"{variant} {form}"
+            yield Launch("gelu.forward", name, partial(gelu.forward, x, y, **chosen))
+            yield Launch("gelu.backward", name, partial(gelu.backward, dy, x, dx, **chosen))
+            yield Launch("gelu.forward_backward", name, partial(gelu.forward_backward, x, dy, y, dx, **chosen))
 
 
 def _rows(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:

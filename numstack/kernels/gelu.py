@@ -14,6 +14,10 @@ with u = sqrt(2 / pi) (x + 0.044715 x^3). The gradient is dx = dy (g + x g'), wh
 forms and exp(-x^2 / 2) / sqrt(2 pi) for erf. A backward pass needs x only, so nothing but x is kept between the passes,
 and :func:`forward_backward` gives y and dx of one reading of x.
 
+Ladder: ``thread_per_element`` is the formula. ``vectors_in_registers``, for GPUs, moves 16 bytes a lane, with several
+vectors of each array on their way before the first is waited for. Results of 16 bits it computes by instructions that
+a GPU has for exponential and reciprocal (right to 2^-21), or the arithmetic would take longer than the memory.
+
 LARGEST_ERROR holds the measured error of each form in float32; ``benchmarks/gelu.py`` measures what each costs. The
 default is ``tanh_exp``, because it has the least error and costs little more than ``tanh_rational``, the cheapest: it
 gives g where g is small, and 1 - g where that is small, without subtracting from 1.
@@ -21,6 +25,7 @@ gives g where g is small, and 1 - g where that is small, without subtracting fro
 Sources: Hendrycks and Gimpel 2016; the rational tanh is that of Eigen's ``ptanh_float``.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -28,14 +33,26 @@ from typing import Any
 import numpy as np
 from numba import cuda, float32
 
-from numstack.device import Array, Kernel, Stream, kernel, narrow, widen
-from numstack.kernels.launch import ceil_div, check_contiguous, check_floats, check_option, check_shape, flat
+from numstack.device import Array, Kernel, Stream, kernel, narrow, ptx, widen
+from numstack.kernels.launch import (
+    are_aligned,
+    ceil_div,
+    check_contiguous,
+    check_floats,
+    check_option,
+    check_shape,
+    flat,
+)
+from numstack.kernels.variants import Variant, Variants
 
 BLOCK = 256
+VECTOR = 8  # elements of a vector
+VECTORS = 2  # vectors of each array that a thread has on their way at once
 
 SQRT_2_OVER_PI = float32(math.sqrt(2 / math.pi))
 CUBIC = float32(0.044715)
 SQRT_HALF = float32(math.sqrt(0.5))
+MINUS_2_LOG2_E = float32(-2 / math.log(2))
 INV_SQRT_2PI = float32(1 / math.sqrt(2 * math.pi))
 TANH_IS_ONE = float32(
     7.99881172
@@ -110,6 +127,13 @@ def _gates_tanh_exp(x):
 
 
 @cuda.jit(device=True)
+def _gates_tanh_approximate(x):
+    e = ptx.exp2(MINUS_2_LOG2_E * _inner(x))
+    gate = ptx.reciprocal(float32(1) + e)
+    return gate, e * gate
+
+
+@cuda.jit(device=True)
 def _gates_erf(x):
     half_erf = float32(0.5) * math.erf(x * SQRT_HALF)
     return float32(0.5) + half_erf, float32(0.5) - half_erf
@@ -168,14 +192,96 @@ def _make_kernels(
     return forward, backward, forward_backward
 
 
-_KERNELS = {
-    "erf": _make_kernels("erf", _gates_erf, _gate_slope_erf),
-    "tanh_library": _make_kernels("tanh_library", _gates_tanh_library, _gate_slope_tanh),
-    "tanh_rational": _make_kernels("tanh_rational", _gates_tanh_rational, _gate_slope_tanh),
-    "tanh_exp": _make_kernels("tanh_exp", _gates_tanh_exp, _gate_slope_tanh),
+@functools.cache
+def _vector_kernels(
+    form: str, gates: Callable[..., Any], gate_slope: Callable[..., Any], vectors: int = VECTORS, block: int = BLOCK
+) -> tuple[Kernel, Kernel, Kernel]:
+    """The three kernels of one form, a block a tile: whole tiles by vectors, the rest of the last by elements."""
+    elements = VECTOR * vectors
+    tile = elements * block
+
+    @cuda.jit(device=True)
+    def load(x_N, start, x):
+        for v in range(vectors):
+            ptx.load8(x_N, start + v * VECTOR * block, x, VECTOR * v)
+
+    @cuda.jit(device=True)
+    def store(y_N, start, y):
+        for v in range(vectors):
+            ptx.store8(y_N, start + v * VECTOR * block, y, VECTOR * v)
+
+    @cuda.jit(device=True)
+    def slope(x):
+        gate, complement = gates(x)
+        return gate + x * gate_slope(x, gate, complement)
+
+    @kernel(name=f"gelu.forward {form} vectors")
+    def forward(x_N, y_N):
+        x = cuda.local.array(elements, float32)
+        first = cuda.blockIdx.x * tile
+        if first + tile <= x_N.size:
+            start = first + VECTOR * cuda.threadIdx.x
+            load(x_N, start, x)
+            for k in range(elements):
+                gate, _ = gates(x[k])
+                x[k] *= gate
+            store(y_N, start, x)
+        else:
+            for i in range(first + cuda.threadIdx.x, x_N.size, block):
+                gate, _ = gates(widen(x_N[i]))
+                y_N[i] = narrow(widen(x_N[i]) * gate, y_N.dtype)
+
+    @kernel(name=f"gelu.backward {form} vectors")
+    def backward(dy_N, x_N, dx_N):
+        x = cuda.local.array(elements, float32)
+        dy = cuda.local.array(elements, float32)
+        first = cuda.blockIdx.x * tile
+        if first + tile <= x_N.size:
+            start = first + VECTOR * cuda.threadIdx.x
+            load(x_N, start, x)
+            load(dy_N, start, dy)
+            for k in range(elements):
+                dy[k] *= slope(x[k])
+            store(dx_N, start, dy)
+        else:
+            for i in range(first + cuda.threadIdx.x, x_N.size, block):
+                dx_N[i] = narrow(widen(dy_N[i]) * slope(widen(x_N[i])), dx_N.dtype)
+
+    @kernel(name=f"gelu.forward_backward {form} vectors")
+    def forward_backward(x_N, dy_N, y_N, dx_N):
+        x = cuda.local.array(elements, float32)
+        dy = cuda.local.array(elements, float32)
+        first = cuda.blockIdx.x * tile
+        if first + tile <= x_N.size:
+            start = first + VECTOR * cuda.threadIdx.x
+            load(x_N, start, x)
+            load(dy_N, start, dy)
+            for k in range(elements):
+                gate, complement = gates(x[k])
+                dy[k] *= gate + x[k] * gate_slope(x[k], gate, complement)
+                x[k] *= gate
+            store(y_N, start, x)
+            store(dx_N, start, dy)
+        else:
+            for i in range(first + cuda.threadIdx.x, x_N.size, block):
+                xi = widen(x_N[i])
+                dyi = widen(dy_N[i])
+                gate, complement = gates(xi)
+                y_N[i] = narrow(xi * gate, y_N.dtype)
+                dx_N[i] = narrow(dyi * (gate + xi * gate_slope(xi, gate, complement)), dx_N.dtype)
+
+    return forward, backward, forward_backward
+
+
+_PARTS = {
+    "erf": (_gates_erf, _gate_slope_erf),
+    "tanh_library": (_gates_tanh_library, _gate_slope_tanh),
+    "tanh_rational": (_gates_tanh_rational, _gate_slope_tanh),
+    "tanh_exp": (_gates_tanh_exp, _gate_slope_tanh),
 }
-_KERNELS["tanh"] = _KERNELS["tanh_exp"]
-FORMS = tuple(_KERNELS)
+_KERNELS = {form: _make_kernels(form, *parts) for form, parts in _PARTS.items()}
+FORMS = (*_PARTS, "tanh")
+DEFAULT_FORM = "tanh_exp"  # of tanh
 
 # Of y and of the derivative, for x from -12 to 12, on CPUs and GPUs, against float64; in parts of |x| where that is
 # more than 1, since rounding y to float32 alone is an error of 6e-8 |x|.
@@ -188,17 +294,50 @@ LARGEST_ERROR = {
 }
 
 
-def _launch(which: int, operation: str, form: str, stream: Stream | None, arrays: dict[str, Array]) -> None:
+def _launch_elements(which: int, form: str, arrays: list[Array], stream: Stream | None) -> None:
+    _KERNELS[form][which][ceil_div(arrays[0].size, BLOCK), BLOCK, stream](*arrays)
+
+
+def _launch_vectors(which: int, form: str, arrays: list[Array], stream: Stream | None) -> None:
+    gates, gate_slope = _PARTS[form]
+    if form == "tanh_exp" and all(array.itemsize == 2 for array in arrays):
+        gates = _gates_tanh_approximate
+    grid = ceil_div(arrays[0].size, VECTOR * VECTORS * BLOCK)
+    _vector_kernels(form, gates, gate_slope)[which][grid, BLOCK, stream](*arrays)
+
+
+VARIANTS = Variants(
+    "gelu",
+    [
+        Variant(
+            "thread_per_element", _launch_elements, note="The formula, neighbouring threads on neighbouring elements."
+        ),
+        Variant(
+            "vectors_in_registers",
+            _launch_vectors,
+            note="16 bytes a lane, several times: enough bytes on their way to keep the memory busy.",
+            supports=lambda aligned: aligned,
+            made_for="gpu",
+        ),
+    ],
+)
+
+
+def _launch(
+    which: int, operation: str, form: str, variant: str | None, stream: Stream | None, arrays: dict[str, Array]
+) -> None:
     check_option(operation, "form", form, FORMS)
     check_floats(operation, **arrays)
     check_contiguous(operation, **arrays)
     first = next(iter(arrays.values()))
     check_shape(operation, first.shape, **arrays)
-    grid = ceil_div(first.size, BLOCK)
-    _KERNELS[form][which][grid, BLOCK, stream](*[flat(array) for array in arrays.values()])
+    chosen = VARIANTS.pick(variant, are_aligned(*arrays.values()))
+    chosen.launch(which, DEFAULT_FORM if form == "tanh" else form, [flat(array) for array in arrays.values()], stream)
 
 
-def forward(x: Array, y: Array, *, form: str = "tanh", stream: Stream | None = None) -> None:
+def forward(
+    x: Array, y: Array, *, form: str = "tanh", variant: str | None = None, stream: Stream | None = None
+) -> None:
     """y = GELU(x).
 
     Parameters
@@ -206,6 +345,8 @@ def forward(x: Array, y: Array, *, form: str = "tanh", stream: Stream | None = N
     x, y : array of any one shape, float32, float16 or bfloat16 as uint16 bits, C-contiguous
         y may be x.
     form : {"tanh", "erf", "tanh_library", "tanh_rational", "tanh_exp"}
+    variant : str, optional
+        A name of ``VARIANTS``.
 
     Raises
     ------
@@ -216,10 +357,12 @@ def forward(x: Array, y: Array, *, form: str = "tanh", stream: Stream | None = N
     -----
     Workspace: none. Deterministic: yes.
     """
-    _launch(0, "gelu.forward", form, stream, {"x": x, "y": y})
+    _launch(0, "gelu.forward", form, variant, stream, {"x": x, "y": y})
 
 
-def backward(dy: Array, x: Array, dx: Array, *, form: str = "tanh", stream: Stream | None = None) -> None:
+def backward(
+    dy: Array, x: Array, dx: Array, *, form: str = "tanh", variant: str | None = None, stream: Stream | None = None
+) -> None:
     """dx = dy GELU'(x).
 
     Parameters
@@ -227,6 +370,8 @@ def backward(dy: Array, x: Array, dx: Array, *, form: str = "tanh", stream: Stre
     dy, x, dx : array of any one shape, float32, float16 or bfloat16 as uint16 bits, C-contiguous
         dx may be dy or x.
     form : {"tanh", "erf", "tanh_library", "tanh_rational", "tanh_exp"}
+    variant : str, optional
+        A name of ``VARIANTS``.
 
     Raises
     ------
@@ -237,11 +382,18 @@ def backward(dy: Array, x: Array, dx: Array, *, form: str = "tanh", stream: Stre
     -----
     Workspace: none. Deterministic: yes.
     """
-    _launch(1, "gelu.backward", form, stream, {"dy": dy, "x": x, "dx": dx})
+    _launch(1, "gelu.backward", form, variant, stream, {"dy": dy, "x": x, "dx": dx})
 
 
 def forward_backward(
-    x: Array, dy: Array, y: Array, dx: Array, *, form: str = "tanh", stream: Stream | None = None
+    x: Array,
+    dy: Array,
+    y: Array,
+    dx: Array,
+    *,
+    form: str = "tanh",
+    variant: str | None = None,
+    stream: Stream | None = None,
 ) -> None:
     """y = GELU(x) and dx = dy GELU'(x) in one pass: four arrays moved, where the two passes move five.
 
@@ -250,6 +402,8 @@ def forward_backward(
     x, dy, y, dx : array of any one shape, float32, float16 or bfloat16 as uint16 bits, C-contiguous
         y or dx may be x or dy.
     form : {"tanh", "erf", "tanh_library", "tanh_rational", "tanh_exp"}
+    variant : str, optional
+        A name of ``VARIANTS``.
 
     Raises
     ------
@@ -260,4 +414,4 @@ def forward_backward(
     -----
     Workspace: none. Deterministic: yes.
     """
-    _launch(2, "gelu.forward_backward", form, stream, {"x": x, "dy": dy, "y": y, "dx": dx})
+    _launch(2, "gelu.forward_backward", form, variant, stream, {"x": x, "dy": dy, "y": y, "dx": dx})

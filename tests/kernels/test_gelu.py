@@ -9,38 +9,41 @@ from tests.golden import OnnxCase, onnx_cases
 from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
 
 FORMS = [form for form in gelu.FORMS if form != "tanh"]  # tanh is one of the others
-SHAPES = [(1,), (gelu.BLOCK + 1,), (3, 5, 7), (12, 512), (0,), (4, 0)]
+TILE = gelu.VECTOR * gelu.VECTORS * gelu.BLOCK
+SHAPES = [(1,), (gelu.BLOCK + 1,), (3, 5, 7), (12, 512), (TILE,), (2 * TILE + 9,), (0,), (4, 0)]
 
 
-def forward(x: np.ndarray, form: str) -> np.ndarray:
+def forward(x: np.ndarray, form: str, variant: str | None = None) -> np.ndarray:
     y = to_device(poisoned(x.shape))
-    gelu.forward(to_device(x), y, form=form)
+    gelu.forward(to_device(x), y, form=form, variant=variant)
     return to_host(y)
 
 
-def backward(dy: np.ndarray, x: np.ndarray, form: str) -> np.ndarray:
+def backward(dy: np.ndarray, x: np.ndarray, form: str, variant: str | None = None) -> np.ndarray:
     dx = to_device(poisoned(x.shape))
-    gelu.backward(to_device(dy), to_device(x), dx, form=form)
+    gelu.backward(to_device(dy), to_device(x), dx, form=form, variant=variant)
     return to_host(dx)
 
 
+@pytest.mark.parametrize("variant", gelu.VARIANTS.names())
 @pytest.mark.parametrize("form", FORMS)
-def test_forward_and_backward_at_every_shape(form):
+def test_forward_and_backward_at_every_shape(form, variant):
     rng = np.random.default_rng(0)
     for shape in SHAPES:
         x, dy = (rng.normal(scale=2, size=shape).astype(np.float32) for _ in range(2))
         y, slope = gelu.reference(x, form)
-        assert_close(forward(x, form), y, what=f"y of {shape}")
-        assert_close(backward(dy, x, form), dy * slope, rtol=1e-5, atol=2e-5, what=f"dx of {shape}")
+        assert_close(forward(x, form, variant), y, what=f"y of {shape}")
+        assert_close(backward(dy, x, form, variant), dy * slope, rtol=1e-5, atol=2e-5, what=f"dx of {shape}")
 
 
+@pytest.mark.parametrize("variant", gelu.VARIANTS.names())
 @pytest.mark.parametrize("form", FORMS)
-def test_one_pass_equals_two(form):
-    x, dy = np.random.default_rng(1).normal(scale=2, size=(2, 1000)).astype(np.float32)
+def test_one_pass_equals_two(form, variant):
+    x, dy = np.random.default_rng(1).normal(scale=2, size=(2, TILE + 77)).astype(np.float32)
     y, dx = to_device(poisoned(x.shape)), to_device(poisoned(x.shape))
-    gelu.forward_backward(to_device(x), to_device(dy), y, dx, form=form)
-    assert_close(to_host(y), forward(x, form), rtol=1e-6, atol=1e-7)
-    assert_close(to_host(dx), backward(dy, x, form), rtol=1e-6, atol=1e-7)
+    gelu.forward_backward(to_device(x), to_device(dy), y, dx, form=form, variant=variant)
+    assert_close(to_host(y), forward(x, form, variant), rtol=1e-6, atol=1e-7)
+    assert_close(to_host(dx), backward(dy, x, form, variant), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -74,7 +77,7 @@ def test_reference_slope_is_the_finite_difference(form):
 
 
 def test_tanh_is_the_form_with_the_least_error():
-    assert gelu._KERNELS["tanh"] is gelu._KERNELS["tanh_exp"]
+    assert gelu.DEFAULT_FORM == "tanh_exp"
     assert gelu.LARGEST_ERROR["tanh"] == gelu.LARGEST_ERROR["tanh_exp"]
 
 
@@ -87,11 +90,12 @@ def test_in_place():
     assert_close(to_host(dy_device), dy * slope)
 
 
+@pytest.mark.parametrize("variant", gelu.VARIANTS.names())
 @pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16)], ids=str)
-def test_sixteen_bits(dtype):
-    x, dy = np.random.default_rng(3).normal(size=(2, 300)).astype(dtype)
-    y, dx = to_device(np.zeros(300, dtype)), to_device(np.zeros(300, dtype))
-    gelu.forward_backward(to_device(x), to_device(dy), y, dx)
+def test_sixteen_bits(dtype, variant):
+    x, dy = np.random.default_rng(3).normal(scale=2, size=(2, TILE + 300)).astype(dtype)
+    y, dx = to_device(poisoned(x.shape, dtype)), to_device(poisoned(x.shape, dtype))
+    gelu.forward_backward(to_device(x), to_device(dy), y, dx, variant=variant)
     expected, slope = gelu.reference(x)
     # Only the stored result is rounded.
     assert_close(to_host(y, dtype), expected, dtype=dtype.name, atol=1e-6)
@@ -103,6 +107,22 @@ def test_onnx(case: OnnxCase):
     forms = gelu.FORMS[1:] if case.attributes.get("approximate") == "tanh" else ("erf",)
     for form in forms:
         assert_close(forward(case.inputs[0], form), case.outputs[0], rtol=1e-6, atol=3e-7, what=form)
+
+
+def test_arrays_that_vectors_cannot_reach_take_another_variant():
+    x = np.random.default_rng(4).normal(size=(101,)).astype(np.float32)
+    y = to_device(poisoned(101))
+    gelu.forward(to_device(x)[1:], y[1:])
+    assert_close(to_host(y)[1:], gelu.reference(x[1:])[0])
+    with pytest.raises(ConfigError, match="'vectors_in_registers' does not support"):
+        gelu.forward(to_device(x)[1:], y[1:], variant="vectors_in_registers")
+
+
+def test_vectors_stay_in_bounds(under_checks):
+    x = np.linspace(-3, 3, TILE + 3, dtype=np.float32)
+    y, slope = gelu.reference(x)
+    assert_close(forward(x, "tanh", "vectors_in_registers"), y)
+    assert_close(backward(np.ones_like(x), x, "tanh", "vectors_in_registers"), slope)
 
 
 @pytest.mark.parametrize("form", FORMS)
