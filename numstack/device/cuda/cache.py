@@ -1,8 +1,8 @@
 """Compiled kernels on disk, so that a warm start compiles nothing.
 
 A cubin's name is a hash of all it depends on: source of the kernel and of what it calls, constants, argument types,
-threads of a block, architecture, our compiler's source, and the versions of numba, numba-cuda and the linker. Files are written beside their
-place and renamed, so that two ranks that compile the same kernel leave one whole file.
+threads of a block, architecture, our compiler's source, and the versions of numba, numba-cuda and the linker. Files are
+written beside their place and renamed, so that two ranks that compile the same kernel leave one whole file.
 """
 
 from __future__ import annotations
