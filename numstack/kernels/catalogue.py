@@ -104,7 +104,8 @@ def _losses(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
     both = partial(cross_entropy.forward_backward, logits, targets, loss, logits, scale)
     yield from _each("cross_entropy.forward", cross_entropy.FORWARD, forward)
     yield from _each("cross_entropy.forward_backward", cross_entropy.FORWARD_BACKWARD, both)
-    yield Launch("cross_entropy.backward", "", partial(cross_entropy.backward, logits, targets, lse, logits, scale))
+    backward = partial(cross_entropy.backward, logits, targets, lse, logits, scale)
+    yield from _each("cross_entropy.backward", cross_entropy.BACKWARD, backward)
 
 
 def _attention(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:

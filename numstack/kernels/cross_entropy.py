@@ -19,15 +19,18 @@ get here, and the NaN watch sees what slips through.
 
 Ladder: ``thread_per_row`` is the formula; ``block_per_row`` gives 32 or 512 threads to a row and finds maximum and sum
 in one pass (Milakov, Gimelshein 2018). ``forward_backward`` reads a row once from memory and once from cache for both.
+On GPUs ``vectors`` moves 16 bytes a thread, and ``row_in_shared`` also keeps the row on the chip between loss and
+gradient (:mod:`numstack.kernels.cross_entropy_vectors`).
 """
 
 import math
 
 import numpy as np
-from numba import cuda, float32
+from numba import cuda, float32, from_dtype
 
-from numstack.device import Array, Stream, kernel, narrow, widen
+from numstack.device import Array, Stream, current_device, kernel, narrow, widen
 from numstack.errors import ShapeError
+from numstack.kernels import cross_entropy_vectors as by_vectors
 from numstack.kernels.launch import (
     ceil_div,
     check_contiguous,
@@ -36,12 +39,16 @@ from numstack.kernels.launch import (
     check_ndim,
     check_shape,
 )
+from numstack.kernels.rows import VECTOR, Row, row_of
 from numstack.kernels.variants import Variant, Variants
 from numstack.kernels.warp import LOWEST, WARP, block_max, block_sum, online_sum
 
 BLOCK = 128  # threads of the one-dimensional blocks of thread_per_row
 LONG_BLOCK = 512  # threads of a block that takes a long row; a short one gets a warp
 LONG_ROW = 2048  # least number of classes of a long row
+LEAST_ROW_OF_VECTORS = 256  # shorter ones leave most of a block without a vector
+VERY_LONG_ROW = 16384  # least number of classes of a row that keeps by_vectors.LONG_BLOCK threads busy
+SHARED_BESIDES = 1024 + 256  # bytes of shared memory of a block that are not the row's: the system's, and its sums
 
 
 def reference(logits_RV: np.ndarray, targets_R: np.ndarray, *, ignore_index: int = -1) -> tuple[np.ndarray, np.ndarray]:
@@ -254,11 +261,97 @@ def _forward_backward_by_blocks(
     )
 
 
+def _backward_by_blocks(
+    logits: Array,
+    targets: Array,
+    lse: Array,
+    dlogits: Array,
+    scale: Array,
+    classes: int,
+    ignore_index: int,
+    stream: Stream | None,
+) -> None:
+    R, V = logits.shape
+    _backward[R, _row_threads(V), stream](
+        logits, targets, lse, dlogits, scale, classes, ignore_index, flops=3 * logits.size
+    )
+
+
+def _takes_vectors(row: Row) -> bool:
+    return row.is_aligned and row.columns % VECTOR == 0 and row.columns >= LEAST_ROW_OF_VECTORS
+
+
+def _vector_threads(V: int) -> int:
+    return by_vectors.LONG_BLOCK if V >= VERY_LONG_ROW else by_vectors.SHORT_BLOCK
+
+
+def _forward_by_vectors(
+    logits: Array, targets: Array, loss: Array, lse: Array, classes: int, ignore_index: int, stream: Stream | None
+) -> None:
+    R, V = logits.shape
+    threads = _vector_threads(V)
+    by_vectors.forward(threads)[R, threads, stream](
+        logits, targets, loss, lse, classes, ignore_index, flops=4 * logits.size
+    )
+
+
+def _backward_by_vectors(
+    logits: Array,
+    targets: Array,
+    lse: Array,
+    dlogits: Array,
+    scale: Array,
+    classes: int,
+    ignore_index: int,
+    stream: Stream | None,
+) -> None:
+    R, V = logits.shape
+    threads = _vector_threads(V)
+    by_vectors.backward(threads)[R, threads, stream](
+        logits, targets, lse, dlogits, scale, classes, ignore_index, flops=3 * logits.size
+    )
+
+
+def _forward_backward_in_shared(
+    logits: Array,
+    targets: Array,
+    loss: Array,
+    dlogits: Array,
+    scale: Array,
+    classes: int,
+    ignore_index: int,
+    stream: Stream | None,
+) -> None:
+    R, V = logits.shape
+    threads = _vector_threads(V)
+    n_kept = _kept_elements(V, logits.itemsize, VECTOR * by_vectors.PER_THREAD * threads)
+    row_in_shared = by_vectors.forward_backward(from_dtype(logits.dtype), threads)
+    row_in_shared[R, threads, stream, n_kept * logits.itemsize](
+        logits, targets, loss, dlogits, scale, classes, ignore_index, n_kept, flops=7 * logits.size
+    )
+
+
+def _kept_elements(V: int, itemsize: int, span: int) -> int:
+    """How much of a row stays in shared memory: all, or else as many spans as let two blocks share a processor."""
+    # What two blocks share is a little more than the most that one may have; each has some of its own as well.
+    most = current_device().properties.shared_bytes_per_block // 2 - SHARED_BESIDES
+    return V if V * itemsize <= most else most // (span * itemsize) * span
+
+
 FORWARD = Variants(
     "cross_entropy.forward",
     [
         Variant("thread_per_row", _forward_by_threads, note="The formula: one thread walks over a row twice."),
         Variant("block_per_row", _forward_by_blocks, note="Coalesced reads; maximum and sum in one pass over the row."),
+        Variant("vectors", _forward_by_vectors, "16 bytes a thread, four times at once.", _takes_vectors, "gpu"),
+    ],
+)
+
+BACKWARD = Variants(
+    "cross_entropy.backward",
+    [
+        Variant("block_per_row", _backward_by_blocks, note="The formula, coalesced."),
+        Variant("vectors", _backward_by_vectors, "16 bytes a thread, four times at once.", _takes_vectors, "gpu"),
     ],
 )
 
@@ -267,6 +360,9 @@ FORWARD_BACKWARD = Variants(
     [
         Variant("thread_per_row", _forward_backward_by_threads, note="The formula, then the gradient, by one thread."),
         Variant("block_per_row", _forward_backward_by_blocks, note="Coalesced; one pass for the sum, one in cache."),
+        Variant(
+            "row_in_shared", _forward_backward_in_shared, "One read and one write of memory.", _takes_vectors, "gpu"
+        ),
     ],
 )
 
@@ -331,7 +427,9 @@ def forward(
     Workspace: none. Deterministic: yes.
     """
     classes = _check(logits_RV, targets_R, None, {}, {"loss_R": loss_R, "lse_R": lse_R}, n_classes)
-    FORWARD.pick(variant).launch(logits_RV, targets_R, loss_R, lse_R, classes, ignore_index, stream)
+    FORWARD.pick(variant, row_of(logits_RV.shape[1], logits_RV)).launch(
+        logits_RV, targets_R, loss_R, lse_R, classes, ignore_index, stream
+    )
 
 
 def backward(
@@ -343,6 +441,7 @@ def backward(
     *,
     n_classes: int | None = None,
     ignore_index: int = -1,
+    variant: str | None = None,
     stream: Stream | None = None,
 ) -> None:
     """Gradient of ``scale * sum(loss_R)`` with respect to the logits.
@@ -358,6 +457,8 @@ def backward(
         On the device, so that the number of targets or a loss scale needs no wait.
     n_classes : int, optional
         As given to :func:`forward`; the gradient of padding is 0.
+    variant : str, optional
+        A name of ``BACKWARD``.
 
     Raises
     ------
@@ -369,10 +470,8 @@ def backward(
     Workspace: none. Deterministic: yes.
     """
     classes = _check(logits_RV, targets_R, scale_1, {"dlogits_RV": dlogits_RV}, {"lse_R": lse_R}, n_classes)
-    R, V = logits_RV.shape
-    _backward[R, _row_threads(V), stream](
-        logits_RV, targets_R, lse_R, dlogits_RV, scale_1, classes, ignore_index, flops=3 * logits_RV.size
-    )
+    launch = BACKWARD.pick(variant, row_of(logits_RV.shape[1], logits_RV, dlogits_RV)).launch
+    launch(logits_RV, targets_R, lse_R, dlogits_RV, scale_1, classes, ignore_index, stream)
 
 
 def forward_backward(
@@ -411,5 +510,5 @@ def forward_backward(
     Workspace: none. Deterministic: yes.
     """
     classes = _check(logits_RV, targets_R, scale_1, {"dlogits_RV": dlogits_RV}, {"loss_R": loss_R}, n_classes)
-    launch = FORWARD_BACKWARD.pick(variant).launch
+    launch = FORWARD_BACKWARD.pick(variant, row_of(logits_RV.shape[1], logits_RV, dlogits_RV)).launch
     launch(logits_RV, targets_R, loss_R, dlogits_RV, scale_1, classes, ignore_index, stream)

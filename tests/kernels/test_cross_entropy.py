@@ -5,10 +5,13 @@ import pytest
 
 from numstack.errors import DTypeError, ShapeError
 from numstack.kernels import cross_entropy
+from numstack.kernels import cross_entropy_vectors as by_vectors
 from tests.golden import OnnxCase, onnx_cases
 from tests.golden.torch_kernels import IGNORED, torch_case
 from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
 
+SHORT_SPAN = by_vectors.SHORT_BLOCK * by_vectors.VECTOR * by_vectors.PER_THREAD
+LONG_SPAN = by_vectors.LONG_BLOCK * by_vectors.VECTOR * by_vectors.PER_THREAD
 SHAPES = {
     "one class": (2, 1),
     "one class past a warp, one row past a block": (cross_entropy.BLOCK + 1, 33),
@@ -16,7 +19,21 @@ SHAPES = {
     "a long row": (3, cross_entropy.LONG_ROW + 1),
     "no row": (0, 8),
 }
+VECTOR_SHAPES = {
+    "one vector past a warp of them": (4, 264),
+    "one vector past the span of a short block": (5, SHORT_SPAN + 8),
+    "no row": (0, 256),
+}
+LONG_BLOCK_SHAPES = {"a span of a long block, and vectors of its first threads": (3, LONG_SPAN + 80)}
 IGNORE = -100
+# forward and forward_backward in the variants of one idea
+PAIRS = list(zip(cross_entropy.FORWARD.runnable(), cross_entropy.FORWARD_BACKWARD.runnable(), strict=True))
+BACKWARD = cross_entropy.BACKWARD.runnable()
+
+
+def shapes(variant: str) -> dict[str, tuple[int, int]]:
+    """Those that mean something to the variant."""
+    return VECTOR_SHAPES if variant in ("vectors", "row_in_shared") else SHAPES
 
 
 def inputs(R: int, V: int) -> tuple[np.ndarray, np.ndarray]:
@@ -49,7 +66,7 @@ def device_scale(scale: float):
 
 @pytest.mark.parametrize("variant", cross_entropy.FORWARD.runnable())
 def test_forward_at_every_shape(variant):
-    for what, shape in SHAPES.items():
+    for what, shape in shapes(variant).items():
         logits, targets = inputs(*shape)
         loss, lse = forward(logits, targets, variant=variant)
         expected_loss, expected_lse = cross_entropy.reference(logits, targets, ignore_index=IGNORE)
@@ -59,7 +76,8 @@ def test_forward_at_every_shape(variant):
 
 @pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.runnable())
 def test_forward_backward_at_every_shape(variant):
-    for what, shape in SHAPES.items():
+    more = LONG_BLOCK_SHAPES if variant == "row_in_shared" else {}
+    for what, shape in (shapes(variant) | more).items():
         logits, targets = inputs(*shape)
         loss, dlogits = forward_backward(logits, targets, 0.25, variant=variant)
         expected = cross_entropy.reference_backward(logits, targets, 0.25, ignore_index=IGNORE)
@@ -67,8 +85,9 @@ def test_forward_backward_at_every_shape(variant):
         assert_close(dlogits, expected, what=f"dlogits of {what}")
 
 
-def test_backward_from_lse():
-    for what, shape in SHAPES.items():
+@pytest.mark.parametrize("variant", BACKWARD)
+def test_backward_from_lse(variant):
+    for what, shape in shapes(variant).items():
         logits, targets = inputs(*shape)
         _, lse = cross_entropy.reference(logits, targets, ignore_index=IGNORE)
         dlogits = to_device(poisoned(shape))
@@ -79,6 +98,7 @@ def test_backward_from_lse():
             dlogits,
             device_scale(2),
             ignore_index=IGNORE,
+            variant=variant,
         )
         expected = cross_entropy.reference_backward(logits, targets, 2, ignore_index=IGNORE)
         assert_close(to_host(dlogits), expected, atol=1e-5, what=what)
@@ -86,42 +106,47 @@ def test_backward_from_lse():
 
 @pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.runnable())
 def test_gradient_in_place_of_the_logits(variant):
-    for shape in ((5, 40), (2, cross_entropy.LONG_ROW + 100)):
+    for shape in shapes(variant).values():
         logits, targets = inputs(*shape)
         array, loss = to_device(logits), to_device(poisoned(shape[0]))
         cross_entropy.forward_backward(
             array, to_device(targets), loss, array, device_scale(1), ignore_index=IGNORE, variant=variant
         )
-        expected_loss, lse = cross_entropy.reference(logits, targets, ignore_index=IGNORE)
+        expected_loss, _ = cross_entropy.reference(logits, targets, ignore_index=IGNORE)
         expected = cross_entropy.reference_backward(logits, targets, 1, ignore_index=IGNORE)
         assert_close(to_host(loss), expected_loss, atol=1e-5)
         assert_close(to_host(array), expected)
 
-    array = to_device(logits)
-    cross_entropy.backward(
-        array,
-        to_device(targets),
-        to_device(lse.astype(np.float32)),
-        array,
-        device_scale(1),
-        ignore_index=IGNORE,
-    )
-    assert_close(to_host(array), expected, atol=1e-5)
+
+@pytest.mark.parametrize("variant", BACKWARD)
+def test_backward_in_place_of_the_logits(variant):
+    for shape in shapes(variant).values():
+        logits, targets = inputs(*shape)
+        _, lse = cross_entropy.reference(logits, targets, ignore_index=IGNORE)
+        array, lse = to_device(logits), to_device(lse.astype(np.float32))
+        options = {"ignore_index": IGNORE, "variant": variant}
+        cross_entropy.backward(array, to_device(targets), lse, array, device_scale(1), **options)
+        expected = cross_entropy.reference_backward(logits, targets, 1, ignore_index=IGNORE)
+        assert_close(to_host(array), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.runnable())
-def test_padding_of_the_rows_counts_for_nothing(variant):
+@pytest.mark.parametrize(("of_forward", "variant"), PAIRS)
+def test_padding_of_the_rows_counts_for_nothing(of_forward, variant):
     """Whatever it holds: it is not in the sum, no target may point there, and its gradient is 0."""
-    for n_classes, V in ((40, 64), (cross_entropy.LONG_ROW - 7, cross_entropy.LONG_ROW)):
+    long = (cross_entropy.LONG_ROW - 7, cross_entropy.LONG_ROW)
+    for n_classes, V in (
+        (long, (300, 512), (SHORT_SPAN - 4, SHORT_SPAN + 8)) if "by" not in variant else ((40, 64), long)
+    ):
         logits, targets = inputs(5, n_classes)
         padded = np.full((5, V), np.nan, np.float32)
         padded[:, :n_classes] = logits
         padded[0, n_classes:] = 1e30
         options = {"n_classes": n_classes, "variant": variant}
+        forward_options = {"n_classes": n_classes, "variant": of_forward}
         expected_loss, expected_lse = cross_entropy.reference(logits, targets, ignore_index=IGNORE)
         expected = np.zeros((5, V))
         expected[:, :n_classes] = cross_entropy.reference_backward(logits, targets, 0.5, ignore_index=IGNORE)
-        loss, lse = forward(padded, targets, **options)
+        loss, lse = forward(padded, targets, **forward_options)
         assert_close(loss, expected_loss, atol=1e-5)
         assert_close(lse, expected_lse)
         loss, dlogits = forward_backward(padded, targets, 0.5, **options)
@@ -129,10 +154,12 @@ def test_padding_of_the_rows_counts_for_nothing(variant):
         assert_close(dlogits, expected)
         dlogits = to_device(poisoned((5, V)))
         arrays = (to_device(x) for x in (padded, targets, lse))
-        cross_entropy.backward(*arrays, dlogits, device_scale(0.5), n_classes=n_classes, ignore_index=IGNORE)
+        backward_options = {"n_classes": n_classes, "ignore_index": IGNORE}
+        backward_options["variant"] = "block_per_row" if of_forward == "thread_per_row" else of_forward
+        cross_entropy.backward(*arrays, dlogits, device_scale(0.5), **backward_options)
         assert_close(to_host(dlogits), expected, atol=1e-5)
         targets[0] = n_classes
-        assert np.isnan(forward(padded, targets, **options)[0][0])
+        assert np.isnan(forward(padded, targets, **forward_options)[0][0])
 
 
 def test_reference_backward_by_finite_differences():
@@ -146,12 +173,12 @@ def test_reference_backward_by_finite_differences():
         assert abs(0.5 * (up - down) / 2e-6 - gradient[i]) < 1e-8
 
 
-@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.runnable())
-def test_a_target_that_is_no_class_gives_nan_and_harms_no_other_row(variant):
-    logits, _ = inputs(4, 10)
-    targets = np.array([1, 10, -1, 2**31 - 1], np.int32)
+@pytest.mark.parametrize(("of_forward", "variant"), PAIRS)
+def test_a_target_that_is_no_class_gives_nan_and_harms_no_other_row(of_forward, variant):
+    logits, _ = inputs(4, 264)
+    targets = np.array([1, 264, -1, 2**31 - 1], np.int32)
     for loss in (
-        forward(logits, targets, variant=variant)[0],
+        forward(logits, targets, variant=of_forward)[0],
         forward_backward(logits, targets, 1, variant=variant)[0],
     ):
         assert np.isfinite(loss[0]) and np.isnan(loss[1:]).all()
@@ -159,11 +186,11 @@ def test_a_target_that_is_no_class_gives_nan_and_harms_no_other_row(variant):
     assert np.isfinite(dlogits[0]).all() and np.isnan(dlogits[1:]).all()
 
 
-@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.runnable())
-def test_ignored_rows_are_zero_whatever_they_hold(variant):
-    logits = np.full((3, 40), np.nan, np.float32)
+@pytest.mark.parametrize(("of_forward", "variant"), PAIRS)
+def test_ignored_rows_are_zero_whatever_they_hold(of_forward, variant):
+    logits = np.full((3, 264), np.nan, np.float32)
     targets = np.full(3, -1, np.int32)
-    loss, lse = forward(logits, targets, -1, variant=variant)
+    loss, lse = forward(logits, targets, -1, variant=of_forward)
     assert not loss.any() and not lse.any()
     loss, dlogits = forward_backward(logits, targets, 1, -1, variant=variant)
     assert not loss.any() and not dlogits.any()
@@ -171,18 +198,19 @@ def test_ignored_rows_are_zero_whatever_they_hold(variant):
 
 @pytest.mark.parametrize("variant", cross_entropy.FORWARD.runnable())
 def test_large_logits_do_not_overflow(variant):
-    logits = np.full((2, 40), -3e38, np.float32)
+    logits = np.full((2, 264), -3e38, np.float32)
     logits[:, 7] = 3e38
     loss, _ = forward(logits, np.array([7, 7], np.int32), variant=variant)
     assert_close(loss, np.zeros(2))
 
 
+@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.runnable())
 @pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16)], ids=str)
-def test_sixteen_bits(dtype):
-    logits, targets = inputs(6, 84)
+def test_sixteen_bits(dtype, variant):
+    logits, targets = inputs(6, 264)
     logits = logits.astype(dtype)
     stored = np.uint16 if dtype == BFLOAT16 else dtype
-    loss, dlogits = forward_backward(logits, targets, 1, dtype=stored)
+    loss, dlogits = forward_backward(logits, targets, 1, dtype=stored, variant=variant)
     assert_close(loss, cross_entropy.reference(logits, targets, ignore_index=IGNORE)[0], atol=1e-5)
     expected = cross_entropy.reference_backward(logits, targets, 1, ignore_index=IGNORE)
     assert_close(dlogits.view(dtype), expected, dtype=str(dtype))
@@ -212,19 +240,40 @@ def test_onnx(case: OnnxCase):
         assert_close((rows - lse[:, None])[kept], log_probabilities[kept], atol=1e-5)
 
 
-@pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.runnable())
-def test_under_checks(under_checks, variant):
-    logits, targets = inputs(5, 35)
+@pytest.mark.parametrize(("of_forward", "variant"), PAIRS)
+def test_under_checks(under_checks, of_forward, variant):
+    logits, targets = inputs(5, 256 if of_forward == "vectors" else 35)
     expected = cross_entropy.reference(logits, targets, ignore_index=IGNORE)[0]
-    loss, lse = forward(logits, targets, variant=variant)
+    loss, lse = forward(logits, targets, variant=of_forward)
     assert_close(loss, expected, atol=1e-5)
     loss, dlogits = forward_backward(logits, targets, 1, variant=variant)
     assert_close(loss, expected, atol=1e-5)
     backward = to_device(poisoned(logits.shape))
-    cross_entropy.backward(
-        to_device(logits), to_device(targets), to_device(lse), backward, device_scale(1), ignore_index=IGNORE
-    )
+    options = {"ignore_index": IGNORE, "variant": of_forward if of_forward in BACKWARD else None}
+    arrays = (to_device(x) for x in (logits, targets, lse))
+    cross_entropy.backward(*arrays, backward, device_scale(1), **options)
     assert_close(to_host(backward), dlogits, atol=1e-5)
+
+
+def test_a_row_longer_than_shared_memory(monkeypatch):
+    """What does not fit is read twice."""
+    monkeypatch.setattr(cross_entropy, "_kept_elements", lambda V, itemsize, span: span)
+    logits, targets = inputs(3, 2 * SHORT_SPAN + 88)
+    logits = logits.astype(BFLOAT16)
+    array, loss = to_device(logits), to_device(poisoned(3))
+    cross_entropy.forward_backward(
+        array, to_device(targets), loss, array, device_scale(100), ignore_index=IGNORE, variant="row_in_shared"
+    )
+    assert_close(to_host(loss), cross_entropy.reference(logits, targets, ignore_index=IGNORE)[0], atol=1e-5)
+    expected = cross_entropy.reference_backward(logits, targets, 100, ignore_index=IGNORE)
+    assert_close(to_host(array, BFLOAT16), expected, dtype="bfloat16")
+
+
+@pytest.mark.parametrize(("V", "itemsize", "kept"), [(50304, 2, 50304), (131072, 2, 49152), (50304, 4, 16384)])
+def test_two_rows_fit_a_multiprocessor(V, itemsize, kept):
+    n_kept = cross_entropy._kept_elements(V, itemsize, LONG_SPAN)
+    assert n_kept == kept
+    assert 2 * (n_kept * itemsize + 1024 + 128) <= 233_472
 
 
 def test_bad_arguments():
