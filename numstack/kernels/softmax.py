@@ -10,24 +10,29 @@ Backward::
 
 Forward ladder: ``thread_per_row`` is the formula; ``three_pass`` gives a warp to each row, which reads it for the
 maximum, for the sum and for the result; ``online`` finds maximum and sum in one pass, correcting the sum each time the
-maximum grows (Milakov, Gimelshein 2018, "Online normalizer calculation for softmax"). Backward ladder:
-``thread_per_row``, ``warp_per_row``.
+maximum grows (Milakov, Gimelshein 2018, "Online normalizer calculation for softmax"); ``row_in_registers``, for GPUs,
+reads a row once, 16 bytes a lane, and keeps it. Backward ladder: ``thread_per_row``, ``warp_per_row``,
+``row_in_registers``.
 
 A row that holds NaN, or nothing but -inf, becomes NaN. Sums are float32 whatever the arrays hold.
 """
 
+import functools
 import math
 
 import numpy as np
 from numba import cuda, float32
 
-from numstack.device import Array, Stream, kernel, narrow, widen
+from numstack.device import Array, Kernel, Stream, kernel, narrow, ptx, widen
 from numstack.kernels.launch import ceil_div, check_contiguous, check_floats, check_ndim, check_shape
+from numstack.kernels.rows import VECTOR, Layout, fits, layout, row_functions, row_of
 from numstack.kernels.variants import Variant, Variants
 from numstack.kernels.warp import LOWEST, WARP, online_sum, warp_max, warp_sum
 
 BLOCK = 128  # threads of the one-dimensional blocks
 ROWS = 4  # rows of a block where a warp takes a row
+MINUS_INFINITY = float32(-math.inf)
+VECTORS = 8  # vectors of a row that a thread keeps, at most
 
 
 def reference(x_RC: np.ndarray) -> np.ndarray:
@@ -139,6 +144,67 @@ def _backward_warp_per_row(dy_RC, y_RC, dx_RC):
             dx_RC[row, c] = narrow(widen(y_RC[row, c]) * (widen(dy_RC[row, c]) - dot), dx_RC.dtype)
 
 
+@functools.cache
+def _forward_in_registers(layout: Layout) -> Kernel:
+    threads, vectors, rows = layout
+    elements = VECTOR * vectors
+    load, store, totals, largest_of = row_functions(threads, vectors)
+
+    @kernel(name="softmax.forward row_in_registers")
+    def forward_in_registers(x_RC, y_RC):
+        x = cuda.local.array(elements, float32)
+        total = cuda.local.array(1, float32)
+        shared = cuda.shared.array((WARP, 1), float32)
+        shared_largest = cuda.shared.array(WARP, float32)
+        row = cuda.blockIdx.x * rows + cuda.threadIdx.y
+        R, C = x_RC.shape
+        columns = C if row < R else 0
+        load(x_RC, row * C, columns, x, 0, MINUS_INFINITY)  # its exponential is 0, also in a row of nothing else
+        largest = LOWEST
+        for i in range(elements):
+            largest = max(largest, x[i])
+        largest = largest_of(largest, shared_largest)
+        total[0] = float32(0)
+        for i in range(elements):
+            x[i] = ptx.exp2((x[i] - largest) * ptx.LOG2_E)
+            total[0] += x[i]
+        totals(total, 1, shared)
+        scale = float32(1) / total[0]
+        for i in range(elements):
+            x[i] *= scale
+        store(y_RC, row * C, columns, x, 0)
+
+    return forward_in_registers
+
+
+@functools.cache
+def _backward_in_registers(layout: Layout) -> Kernel:
+    threads, vectors, rows = layout
+    elements = VECTOR * vectors
+    load, store, totals, _ = row_functions(threads, vectors)
+
+    @kernel(name="softmax.backward row_in_registers")
+    def backward_in_registers(dy_RC, y_RC, dx_RC):
+        dy = cuda.local.array(elements, float32)
+        y = cuda.local.array(elements, float32)
+        dot = cuda.local.array(1, float32)
+        shared = cuda.shared.array((WARP, 1), float32)
+        row = cuda.blockIdx.x * rows + cuda.threadIdx.y
+        R, C = y_RC.shape
+        columns = C if row < R else 0
+        load(dy_RC, row * C, columns, dy, 0, float32(0))
+        load(y_RC, row * C, columns, y, 0, float32(0))
+        dot[0] = float32(0)
+        for i in range(elements):
+            dot[0] += dy[i] * y[i]
+        totals(dot, 1, shared)
+        for i in range(elements):
+            y[i] *= dy[i] - dot[0]
+        store(dx_RC, row * C, columns, y, 0)
+
+    return backward_in_registers
+
+
 # --- launchers -------------------------------------------------------------------------------------------------------
 
 
@@ -162,6 +228,16 @@ def _backward_by_warps(dy: Array, y: Array, dx: Array, stream: Stream | None) ->
     _backward_warp_per_row[ceil_div(y.shape[0], ROWS), (WARP, ROWS), stream](dy, y, dx, flops=4 * y.size)
 
 
+def _forward_by_registers(x: Array, y: Array, stream: Stream | None) -> None:
+    chosen = layout(x.shape[1], VECTORS)
+    _forward_in_registers(chosen)[ceil_div(x.shape[0], chosen.rows), chosen.block, stream](x, y, flops=5 * x.size)
+
+
+def _backward_by_registers(dy: Array, y: Array, dx: Array, stream: Stream | None) -> None:
+    chosen = layout(y.shape[1], VECTORS // 2)
+    _backward_in_registers(chosen)[ceil_div(y.shape[0], chosen.rows), chosen.block, stream](dy, y, dx, flops=4 * y.size)
+
+
 FORWARD = Variants(
     "softmax.forward",
     [
@@ -169,6 +245,13 @@ FORWARD = Variants(
         Variant("three_pass", _forward_by_passes, note="A warp a row: coalesced reads, shuffles for maximum and sum."),
         Variant(
             "online", _forward_by_online_sums, note="Maximum and sum in one pass: two reads of the row, not three."
+        ),
+        Variant(
+            "row_in_registers",
+            _forward_by_registers,
+            note="One read of the row, 16 bytes a lane and all on their way at once.",
+            supports=lambda row: fits(row, VECTORS),
+            made_for="gpu",
         ),
     ],
 )
@@ -178,6 +261,13 @@ BACKWARD = Variants(
     [
         Variant("thread_per_row", _backward_by_threads, note="The formula: one thread walks over a row twice."),
         Variant("warp_per_row", _backward_by_warps, note="A warp a row: coalesced reads, shuffles for the sum."),
+        Variant(
+            "row_in_registers",
+            _backward_by_registers,
+            note="One read of each row, 16 bytes a lane and all on their way at once.",
+            supports=lambda row: fits(row, VECTORS // 2),
+            made_for="gpu",
+        ),
     ],
 )
 
@@ -205,7 +295,7 @@ def forward(x_RC: Array, y_RC: Array, *, variant: str | None = None, stream: Str
     check_shape("softmax", x_RC.shape, y_RC=y_RC)
     check_floats("softmax", x_RC=x_RC, y_RC=y_RC)
     check_contiguous("softmax", x_RC=x_RC, y_RC=y_RC)
-    FORWARD.pick(variant).launch(x_RC, y_RC, stream)
+    FORWARD.pick(variant, row_of(x_RC.shape[1], x_RC, y_RC)).launch(x_RC, y_RC, stream)
 
 
 def backward(
@@ -233,4 +323,5 @@ def backward(
     check_shape("softmax", y_RC.shape, dy_RC=dy_RC, dx_RC=dx_RC)
     check_floats("softmax", dy_RC=dy_RC, y_RC=y_RC, dx_RC=dx_RC)
     check_contiguous("softmax", dy_RC=dy_RC, y_RC=y_RC, dx_RC=dx_RC)
-    BACKWARD.pick(variant).launch(dy_RC, y_RC, dx_RC, stream)
+    row = row_of(y_RC.shape[1], dy_RC, y_RC, dx_RC)
+    BACKWARD.pick(variant, row).launch(dy_RC, y_RC, dx_RC, stream)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numstack.errors import DTypeError, ShapeError
+from numstack.errors import ConfigError, DTypeError, ShapeError
 from numstack.kernels import softmax
 from tests.golden import OnnxCase, onnx_cases
 from tests.golden.torch_kernels import torch_case
@@ -16,6 +16,16 @@ SHAPES = {
     "long rows": (3, 1000),
     "no row": (0, 8),
 }
+VECTOR_SHAPES = {
+    "one vector": (1, 8),
+    "one vector past a warp, one row past a block": (softmax.ROWS + 1, 264),
+    "one vector past what a warp keeps": (2, 8 * 32 * softmax.VECTORS + 8),
+    "no row": (0, 8),
+}
+
+
+def shapes(variant: str) -> dict[str, tuple[int, int]]:
+    return VECTOR_SHAPES if variant == "row_in_registers" else SHAPES
 
 
 def inputs(R: int, C: int) -> tuple[np.ndarray, np.ndarray]:
@@ -42,14 +52,14 @@ def backward(dy: np.ndarray, y: np.ndarray, dtype=np.float32, **options) -> np.n
 
 @pytest.mark.parametrize("variant", softmax.FORWARD.runnable())
 def test_forward_at_every_shape(variant):
-    for what, shape in SHAPES.items():
+    for what, shape in shapes(variant).items():
         x, _ = inputs(*shape)
         assert_close(forward(x, variant=variant), softmax.reference(x), what=what)
 
 
 @pytest.mark.parametrize("variant", softmax.BACKWARD.runnable())
 def test_backward_at_every_shape(variant):
-    for what, shape in SHAPES.items():
+    for what, shape in shapes(variant).items():
         x, dy = inputs(*shape)
         y = softmax.reference(x).astype(np.float32)
         assert_close(backward(dy, y, variant=variant), softmax.reference_backward(dy, y), what=what)
@@ -90,14 +100,26 @@ def test_in_place():
     assert_close(to_host(dx), softmax.reference_backward(dy, softmax.reference(x)))
 
 
+def test_rows_that_vectors_cannot_reach():
+    x, _ = inputs(3, 84)
+    with pytest.raises(ConfigError, match="'row_in_registers' does not support"):
+        forward(x, variant="row_in_registers")
+    moved = to_device(np.zeros(81, np.float32))[1:].reshape(2, 40)
+    with pytest.raises(ConfigError, match="is_aligned=False"):
+        softmax.forward(moved, moved, variant="row_in_registers")
+
+
+@pytest.mark.parametrize("columns", [84, 88])
 @pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16)], ids=str)
-def test_sixteen_bits(dtype):
-    x, dy = (a.astype(dtype) for a in inputs(6, 84))
+def test_sixteen_bits(dtype, columns):
+    x, dy = (a.astype(dtype) for a in inputs(6, columns))
     stored = np.uint16 if dtype == BFLOAT16 else dtype
+    variant = None if columns % 8 else "row_in_registers"
     expected = softmax.reference(x)
-    assert_close(forward(x, stored).view(dtype), expected, dtype=str(dtype))
+    assert_close(forward(x, stored, variant=variant).view(dtype), expected, dtype=str(dtype))
     y = expected.astype(dtype)
-    assert_close(backward(dy, y, stored).view(dtype), softmax.reference_backward(dy, y), dtype=str(dtype))
+    dx = backward(dy, y, stored, variant=variant).view(dtype)
+    assert_close(dx, softmax.reference_backward(dy, y), dtype=str(dtype))
 
 
 def test_torch():
@@ -118,13 +140,13 @@ def test_onnx(case: OnnxCase):
 
 @pytest.mark.parametrize("variant", softmax.FORWARD.runnable())
 def test_forward_under_checks(under_checks, variant):
-    x, _ = inputs(5, 35)
+    x, _ = inputs(5, 40)
     assert_close(forward(x, variant=variant), softmax.reference(x))
 
 
 @pytest.mark.parametrize("variant", softmax.BACKWARD.runnable())
 def test_backward_under_checks(under_checks, variant):
-    x, dy = inputs(5, 35)
+    x, dy = inputs(5, 40)
     y = softmax.reference(x).astype(np.float32)
     assert_close(backward(dy, y, variant=variant), softmax.reference_backward(dy, y))
 
