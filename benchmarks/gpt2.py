@@ -2,6 +2,7 @@
 
 usage: python -m benchmarks.gpt2 [--batch 32] [--peer eager|compile|none] [--json PATH]
        python -m benchmarks.gpt2 --smoke                            a tiny model, on any device
+       python -m benchmarks.gpt2 --plan                             what a step launches on an H200, without one
 
 T=1024, bf16, AdamW, gradient clipping, random tokens. Each step of ours starts from tokens on the host and ends with
 the loss there; the peer's tokens are on the GPU from the start. The peer runs first, in a process of its own.
@@ -26,7 +27,7 @@ from benchmarks import harness
 from benchmarks.step_profile import Row, StepProfile
 from numstack import memory
 from numstack.autograd import backward
-from numstack.device import current_device
+from numstack.device import current_device, offline
 from numstack.nn import GPT, GPTConfig
 from numstack.optim import AdamW
 from numstack.train import train_step
@@ -41,6 +42,10 @@ def main() -> None:
     options = harness.parse_options(__doc__, add_options)
     if options.smoke:
         vars(options).update(SMOKE)
+    if options.plan:
+        with offline.device("sm_90a", compiles=False):
+            report_plan(options)
+        return
     peer = run_peer(options)
     training = Training(options)
     ours = training.measure()
@@ -61,6 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", default="bf16", help="(default: %(default)s)")
     parser.add_argument("--peer", choices=("eager", "compile", "none"), default="eager", help="(default: %(default)s)")
     parser.add_argument("--smoke", action="store_true", help="a tiny model and few steps, to see that it runs")
+    parser.add_argument("--plan", action="store_true", help="list the launches of a step and its memory; nothing runs")
 
 
 def _row(name: str, result: dict[str, Any], peer: dict[str, Any] | None, options: argparse.Namespace) -> list[Any]:
@@ -130,19 +136,19 @@ class Training:
         for _ in range(3):
             current_device().synchronize()
             start = time.perf_counter()
-            self._submit(None)
+            self.submit()
             times.append(time.perf_counter() - start)
         return statistics.median(times)
 
     def profile(self) -> StepProfile:
         """Times of the works of a step, submitted behind another so that the device never waits for the host."""
         profile = StepProfile()
-        self._submit(None)
-        self._submit(profile)
+        self.submit()
+        self.submit(profile)
         current_device().synchronize()
         return profile
 
-    def _submit(self, profile: StepProfile | None) -> None:
+    def submit(self, profile: StepProfile | None = None) -> None:
         """What :func:`numstack.train.train_step` does, phase by phase, without waiting for the loss."""
         phase = contextlib.nullcontext if profile is None else profile.phase
         model, optimizer = self.model, self.optimizer
@@ -154,6 +160,23 @@ class Training:
             backward(loss)
         with phase("optimiser"):
             optimizer.step(lr=3e-4, max_norm=1.0)
+
+
+def report_plan(options: argparse.Namespace) -> None:
+    """What a step launches, in order, like works together; and the peak of memory by scope."""
+    training = Training(options)
+    training.submit()
+    memory.reset_peak()
+    profile = StepProfile()
+    training.submit(profile)
+    statistics = memory.statistics()
+    columns = ("operation", "work", "times", "MiB", "GFLOP", "arrays")
+    rows = [
+        (row.group, row.name, row.n_works, round(1e9 * row.gbytes / 2**20), round(row.gflop), row.arrays)
+        for row in profile.by_shapes()
+    ]
+    harness.report("gpt2-plan", columns, rows, options)
+    print(f"\n{sum(row[2] for row in rows)} works\n{statistics}")
 
 
 def _driver_bytes() -> int:
@@ -171,7 +194,7 @@ def report_operations(training: Training, step_ms: float, options: argparse.Name
     profile = training.profile()
     rows = profile.by_operation()
     busy_ms = sum(row.ms for row in rows)
-    table = [[*row[:3], 100 * row.ms / step_ms, row.rate] for row in rows]
+    table = [[row.group, row.n_works, row.ms, 100 * row.ms / step_ms, row.rate] for row in rows]
     table.append(["all works", sum(row.n_works for row in rows), busy_ms, 100 * busy_ms / step_ms, ""])
     gap_ms = step_ms - busy_ms
     table.append(["the device waits", 0, gap_ms, 100 * gap_ms / step_ms, ""])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +13,9 @@ from numstack.device import Event, Work, current_device
 class Row(NamedTuple):
     """Works of a step that belong together."""
 
+    group: str
     name: str
+    arrays: str
     n_works: int
     ms: float
     gflop: float
@@ -33,6 +35,7 @@ class Row(NamedTuple):
 class _Timed:
     group: str
     name: str
+    arrays: str
     flops: int
     nbytes: int
     began: Event
@@ -72,32 +75,39 @@ class StepProfile:
         assert self._began is not None
         ended = work.stream.record()
         group = f"{_operation(work)} {self._phase}" if self._phase else _operation(work)
-        self._works.append(_Timed(_GROUPS.get(group, group), work.name, work.flops, _nbytes(work), self._began, ended))
+        self._works.append(
+            _Timed(_GROUPS.get(group, group), work.name, _arrays(work), work.flops, _nbytes(work), self._began, ended)
+        )
 
     def by_operation(self) -> list[Row]:
         """One row an operation and phase, longest first. Waits for the device."""
-        return self._rows(lambda timed: timed.group)
+        return sorted(self._rows(lambda timed: timed.group), key=lambda row: -row.ms)
 
     def by_work(self) -> list[Row]:
         """One row a name of a work, longest first. Waits for the device."""
-        return self._rows(lambda timed: timed.name)
+        return sorted(self._rows(lambda timed: timed.name), key=lambda row: -row.ms)
 
-    def _rows(self, key: Any) -> list[Row]:
+    def by_shapes(self) -> list[Row]:
+        """One row for works of one name on arrays of the same shapes, in the order of the first. Waits."""
+        return self._rows(lambda timed: (timed.group, timed.name, timed.arrays))
+
+    def _rows(self, key: Callable[[_Timed], Any]) -> list[Row]:
         current_device().synchronize()
-        grouped: dict[str, list[_Timed]] = {}
+        grouped: dict[Any, list[_Timed]] = {}
         for timed in self._works:
             grouped.setdefault(key(timed), []).append(timed)
-        rows = [
+        return [
             Row(
-                name,
+                works[0].group,
+                works[0].name,
+                works[0].arrays,
                 len(works),
                 1e3 * sum(w.began.elapsed_s(w.ended) for w in works),
                 1e-9 * sum(w.flops for w in works),
                 1e-9 * sum(w.nbytes for w in works),
             )
-            for name, works in grouped.items()
+            for works in grouped.values()
         ]
-        return sorted(rows, key=lambda row: -row.ms)
 
 
 # What is called by another name in the table, or belongs to another operation.
@@ -117,16 +127,20 @@ _GROUPS = {
 
 
 def _operation(work: Work) -> str:
-    """The file of kernels that it comes from: ``gemm``; copies and fills are themselves."""
-    if work.kernel is None:
-        return work.kind
-    operation = work.kernel.py_func.__module__.split(".")[2]
+    """The first part of its name, such as ``gemm``; which product it is, as far as the layout says."""
+    operation = work.name.partition(".")[0]
     return f"{operation} TN" if operation == "gemm" and "TN" in work.name.split() else operation
 
 
-def _nbytes(work: Work) -> int:
-    """Bytes of the arrays it reads and of those it writes; one that stands in for another counts once."""
-    device = current_device()
-    return sum(
-        sum({device.address(array): array.nbytes for array in arrays}.values()) for arrays in (work.reads, work.writes)
+def _arrays(work: Work) -> str:
+    """Shapes and dtypes of the arrays it reads and writes, in words."""
+    reads, writes = (
+        ", ".join(f"{'x'.join(map(str, array.shape))} {array.dtype.str[1:]}" for array in arrays)
+        for arrays in (work.reads, work.writes)
     )
+    return f"{reads} -> {writes}"
+
+
+def _nbytes(work: Work) -> int:
+    """Bytes of the arrays it reads and of those it writes; one that stands in for others counts once."""
+    return sum(sum({id(array): array.nbytes for array in arrays}.values()) for arrays in (work.reads, work.writes))

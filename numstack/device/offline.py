@@ -19,6 +19,7 @@ from numstack.device.cuda.array import CudaArray
 from numstack.device.cuda.compiler import Architecture
 from numstack.device.cuda.resources import LIMITS, Resources
 from numstack.device.current import using
+from numstack.device.door import submit
 from numstack.device.launch_types import numba_types, type_key
 from numstack.device.tensor_map import TensorMap, check
 from numstack.device.work import Work
@@ -65,17 +66,36 @@ class Build:
 
 
 @contextlib.contextmanager
-def device(architecture: str) -> Iterator[OfflineDevice]:
+def device(architecture: str, *, compiles: bool = True) -> Iterator[OfflineDevice]:
     """Inside the ``with`` block launches are compiled for ``architecture``, such as ``sm_90a``, instead of run.
+
+    Parameters
+    ----------
+    architecture : str
+    compiles : bool
+        False: not even that; observers see what would be launched.
 
     Raises
     ------
     KernelError
         If there is no such architecture, or its limits are not known.
     """
-    with using(OfflineDevice(Architecture.parse(architecture))) as opened:
+    with using(OfflineDevice(Architecture.parse(architecture), compiles)) as opened:
         assert isinstance(opened, OfflineDevice)
         yield opened
+
+
+class OfflineEvent(Event):
+    """Nothing runs, so everything is done."""
+
+    def done(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_s(self, later: Event) -> float:
+        return 0.0
 
 
 class OfflineStream(Stream):
@@ -88,7 +108,7 @@ class OfflineStream(Stream):
         pass
 
     def record(self) -> Event:
-        raise DeviceError("an offline device runs nothing, so there is no event to record")
+        return OfflineEvent()
 
     def wait(self, event: Event) -> None:
         pass
@@ -103,9 +123,11 @@ class OfflineDevice(Device):
     kind = "cuda"
     n_threads = 1
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: Architecture, compiles: bool = True) -> None:
         super().__init__()
         self.architecture = architecture
+        self._compiles = compiles
+        self._next_address = NOWHERE
         self.name = f"{architecture.name}, offline"
         if architecture.compute_capability not in LIMITS:
             known = ", ".join(f"sm_{major}{minor}" for major, minor in LIMITS)
@@ -135,7 +157,7 @@ class OfflineDevice(Device):
     ) -> Callable[[Stream], None]:
         threads = block[0] * block[1] * block[2]
         key = (kernel, threads, type_key(kernel, args))
-        if key not in self.builds:
+        if self._compiles and key not in self.builds:
             cubin = cache.cubin(kernel.py_func, numba_types(kernel, args), threads, self.architecture)
             capability = self.architecture.compute_capability
             self.builds[key] = Build(
@@ -154,10 +176,10 @@ class OfflineDevice(Device):
         return TensorMap(array, NOWHERE)
 
     def copy(self, dst: Any, src: Any, stream: Stream | None = None) -> None:
-        pass
+        submit(Work("copy", "copy", lambda _: None, stream or self.default_stream, (src,), (dst,)))
 
     def fill(self, dst: Array, value: float, stream: Stream | None = None) -> None:
-        pass
+        submit(Work("fill", "fill", lambda _: None, stream or self.default_stream, (), (dst,)))
 
     def synchronize(self) -> None:
         pass
@@ -180,13 +202,15 @@ class OfflineDevice(Device):
         return OfflineStream(self)
 
     def allocate(self, nbytes: int) -> Region:
-        return Region(NOWHERE, nbytes)
+        region = Region(self._next_address, nbytes)
+        self._next_address += nbytes
+        return region
 
     def release(self, region: Region) -> None:
         pass
 
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any] | type) -> np.ndarray:
-        raise DeviceError("an offline device has no memory to copy from")
+        return np.empty(shape, dtype)
 
     def to_host(self, array: Array) -> np.ndarray:
         raise DeviceError("an offline device has no memory to copy from")
