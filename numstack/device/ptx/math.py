@@ -4,6 +4,7 @@
 function    PTX                  largest relative error (PTX ISA)
 ==========  ===================  =====================================================
 exp2        ex2.approx.ftz.f32   2^-22.5
+log2        lg2.approx.ftz.f32   2^-22 absolute for x in [0.5, 2]
 reciprocal  rcp.approx.ftz.f32   2^-23
 rsqrt       rsqrt.approx.ftz.f32  2^-22.9
 tanh        tanh.approx.f32      2^-11: less than half a bfloat16's last place, 2^-9
@@ -29,6 +30,18 @@ LOG2_E = float32(1.4426950408889634)
 def exp2(x: float32) -> float32:
     """2^x."""
     return float32(np.exp2(x))
+
+
+@ptx("lg2.approx.ftz.f32 $result, $x;")
+def log2(x: float32) -> float32:
+    """The logarithm of x to base 2."""
+    return float32(math.log2(x))
+
+
+@ptx("max.f32 $result, $x, $y;")
+def maximum(x: float32, y: float32) -> float32:
+    """The larger of x and y; if one is NaN, the other: one instruction, where Python's max() is a comparison more."""
+    return max(x, y)
 
 
 @ptx("rcp.approx.ftz.f32 $result, $x;")
