@@ -49,7 +49,7 @@ def launches(array: MakeArray, dtype: np.dtype | type) -> Iterator[Launch]:
 
     Norms' gains, statistics, losses, parameter gradients and optimiser state are float32, as in training.
     """
-    for family in (_gemm, _gelu, _rows, _losses, _attention, _embedding, _optimiser, _reductions, _elementwise):
+    for family in FAMILIES:
         yield from family(array, np.dtype(dtype))
 
 
@@ -195,3 +195,6 @@ def _elementwise(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
 def _each(operation: str, variants: Any, run: Callable[..., None]) -> Iterator[Launch]:
     for variant in variants.runnable():
         yield Launch(operation, variant, partial(run, variant=variant))
+
+
+FAMILIES = (_gemm, _gelu, _rows, _losses, _attention, _embedding, _optimiser, _reductions, _elementwise)
