@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import cuda, types, uint32
+from numba import cuda, int32, types, uint32
 from numba.core.extending import overload as cpu_overload
 from numba.cuda.extending import intrinsic as cuda_intrinsic
 from numba.cuda.extending import overload as cuda_overload
@@ -89,3 +89,11 @@ def shared_address(array: SharedArray) -> uint32:
 def round_up_1024(address):  # type: ignore[no-untyped-def]
     """The next multiple of 1024: tiles with a 128-byte swizzle start there."""
     return uint32((address + uint32(1023)) & uint32(0xFFFFFC00))
+
+
+@ptx("mov.b32 $result, $x;", touches_memory=True)
+def opaque(x: int32) -> int32:
+    """x; but the compiler does not know that, so that it cannot tell how often a loop runs, and does not unroll it.
+
+    Unrolled, the loops of a producer need more than the few registers that it has kept.
+    """

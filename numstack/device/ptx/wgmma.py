@@ -30,7 +30,7 @@ from typing import Any
 
 from numba import cuda, float32, int32, uint32, uint64
 
-from numstack.device.ptx.assembly import In, Index, InOut, ptx
+from numstack.device.ptx.assembly import In, Index, InOut, Out, ptx
 
 # Stride offset 1024 (eight rows of 128 bytes), leading offset unused (1), 128-byte swizzle.
 _K_MAJOR = (1 << 62) | (1024 // 16 << 32) | (1 << 16)
@@ -61,9 +61,9 @@ def make_mn_major(depth: int) -> Any:
     return mn_major
 
 
-def _multiply(n: int, dtype: str, operands: str, options: str) -> str:
+def _multiply(n: int, dtype: str, operands: str, options: str, keep: str = "setp.ne.b32 keep, $keep, 0;") -> str:
     return (
-        "{ .reg .pred keep; setp.ne.b32 keep, $keep, 0; "
+        f"{{ .reg .pred keep; {keep} "
         f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {{$acc}}, {operands}, keep, 1, 1{options}; }}"
     )
 
@@ -75,6 +75,20 @@ def make_multiply(n: int, dtype: str, transpose_a: bool = False, transpose_b: bo
     @ptx(_multiply(n, dtype, "$a, $b", f", {int(transpose_a)}, {int(transpose_b)}"), touches_memory=True, by_warp=True)
     def multiply(acc: InOut[float32, n // 2], a: uint64, b: uint64, keep: int32) -> None:
         """acc = a b, plus acc if keep is not 0; a and b are descriptors."""
+
+    return multiply
+
+
+@functools.cache
+def make_first_multiply(
+    n: int, dtype: str, transpose_a: bool = False, transpose_b: bool = False
+) -> Callable[..., None]:
+    """wgmma that begins a sum: what acc held before is of no interest, so its registers are free until then."""
+    options = f", {int(transpose_a)}, {int(transpose_b)}"
+
+    @ptx(_multiply(n, dtype, "$a, $b", options, "mov.pred keep, 0;"), touches_memory=True, by_warp=True)
+    def multiply(acc: Out[float32, n // 2], a: uint64, b: uint64) -> None:
+        """acc = a b; a and b are descriptors."""
 
     return multiply
 
