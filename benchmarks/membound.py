@@ -1,0 +1,167 @@
+"""Operations that wait for memory, beside a copy and beside PyTorch, eager and compiled, in one run.
+
+usage: python -m benchmarks.membound [--only NAME ...] [--no-compile] [--check] [--json PATH]
+       NUMSTACK_DEVICE=cpu python -m benchmarks.membound --small      tiny sizes, to see that it works
+
+GB/s are of the least bytes that the operation can move: each array read or written once. "of copy" is the share of the
+rate at which PyTorch copies 1 GiB on the device, "of equal copy" of that at which it copies as many bytes as the
+operation moves: small operations do not reach the first. Each operation is checked against PyTorch's result, its
+outputs filled with NaN before; "error" is the norm of the difference over the norm. Times are medians by events, behind
+work that keeps the GPU busy until all is queued; arrays are larger than the L2 cache, or it is emptied first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from benchmarks import harness
+from benchmarks.membound_cases import FAMILIES, FULL, SMALL, Case
+from numstack.device import current_device
+
+RUNS = 25
+COPY_BYTES = 1 << 30
+L2_BYTES = 1 << 28  # what is read to empty the cache; several times its size
+SMALL_CASE = 1 << 29  # bytes moved, below which the cache is emptied before
+WAIT_CYCLES = 600_000  # what the GPU is kept busy with while a run is queued: some 0.3 ms
+COLUMNS = ("operation", "shape", "MB", "GB/s", "of copy", "of equal copy", "PyTorch GB/s", "which", "ratio", "error")
+
+
+def main() -> None:
+    options = harness.parse_options(__doc__, add_options)
+    torch = importlib.import_module("torch")
+    clock: Any = GpuClock(torch) if current_device().kind == "cuda" else HostClock()
+    if options.check:
+        clock = NoClock()
+    sizes = SMALL if options.small else FULL
+    place = "cuda" if current_device().kind == "cuda" else "cpu"
+    torch.manual_seed(0)
+    copies = Copies(torch, clock, place, 1 << 20 if options.small else COPY_BYTES)
+    rows: list[list[Any]] = []
+    for name in options.only or FAMILIES:
+        for case in FAMILIES[name](torch, sizes, place):
+            rows.append(measure(torch, case, clock, copies, compiles=options.compile and place == "cuda"))
+            print(*rows[-1], flush=True)
+    harness.report("membound", COLUMNS, rows, options)
+    print(f"copy of {copies.whole_bytes >> 20} MiB: {copies.whole:.4g} GB/s")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", nargs="+", choices=FAMILIES, metavar="NAME", help=f"of {', '.join(FAMILIES)}")
+    parser.add_argument("--no-compile", dest="compile", action="store_false", help="PyTorch's eager operations only")
+    parser.add_argument("--check", action="store_true", help="results only; what they take is measured by nobody")
+    parser.add_argument("--small", action="store_true", help="tiny sizes")
+
+
+class GpuClock:
+    """Median seconds by events."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._other = torch.zeros(L2_BYTES // 4, device="cuda")
+
+    def seconds(self, run: Callable[[], Any], nbytes: int) -> float:
+        cuda = self._torch.cuda
+        for _ in range(3):
+            run()
+        pairs = [[cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(RUNS)]
+        for start, end in pairs:
+            if nbytes < SMALL_CASE:
+                self._other.sum()  # read, not written: written lines would have to leave the cache while we measure
+            cuda._sleep(WAIT_CYCLES)
+            start.record()
+            run()
+            end.record()
+        cuda.synchronize()
+        return 1e-3 * statistics.median(start.elapsed_time(end) for start, end in pairs)
+
+
+class HostClock:
+    """Median seconds on a CPU."""
+
+    def seconds(self, run: Callable[[], Any], nbytes: int) -> float:
+        return harness.median_s(run, least_s=0.01)
+
+
+class NoClock:
+    """Runs and takes no time."""
+
+    def seconds(self, run: Callable[[], Any], nbytes: int) -> float:
+        run()
+        return math.nan
+
+
+class Copies:
+    """Rates of copies within the device, in GB/s read and written."""
+
+    def __init__(self, torch: Any, clock: Any, place: str, whole_bytes: int) -> None:
+        self._source = torch.zeros(whole_bytes, dtype=torch.uint8, device=place)
+        self._target = torch.empty_like(self._source)
+        self._clock = clock
+        self._rates: dict[int, float] = {}
+        self.whole_bytes = whole_bytes
+        self.whole = self.moving(2 * whole_bytes)
+
+    def moving(self, nbytes: int) -> float:
+        """The rate of a copy that reads and writes ``nbytes`` in all."""
+        half = min(nbytes // 2, self.whole_bytes)
+        if half not in self._rates:
+            run = partial(self._target[:half].copy_, self._source[:half])
+            self._rates[half] = 2e-9 * half / self._clock.seconds(run, 2 * half)
+        return self._rates[half]
+
+
+class Peer(NamedTuple):
+    """A way in which PyTorch does it."""
+
+    name: str
+    run: Callable[[], Any]
+
+
+def measure(torch: Any, case: Case, clock: Any, copies: Copies, *, compiles: bool) -> list[Any]:
+    """The row of an operation."""
+    expected = [tensor.clone() for tensor in tensors_of(case.expected())]
+    for output in case.poisoned:
+        output.fill_(float("nan"))
+    case.run()
+    error = max(distance(torch, *pair) for pair in zip(case.outputs, expected, strict=True))
+    if not error <= case.tolerance:
+        raise AssertionError(f"{case.name}: differs from PyTorch by {error:.3g}, more than {case.tolerance:g}")
+    del expected
+    rate = 1e-9 * case.nbytes / clock.seconds(case.run, case.nbytes)
+    peers = {
+        peer.name: 1e-9 * case.nbytes / clock.seconds(peer.run, case.nbytes) for peer in peers_of(torch, case, compiles)
+    }
+    best = max(peers, key=lambda name: peers[name] if peers[name] == peers[name] else 0)
+    equal = copies.moving(case.nbytes)
+    shares = (rate / copies.whole, rate / equal)
+    figures = (peers[best], best, rate / peers[best], error)
+    return [case.name, case.shape, case.nbytes / 1e6, rate, *shares, *figures]
+
+
+def peers_of(torch: Any, case: Case, compiles: bool) -> Iterator[Peer]:
+    for name, function, inputs in case.peers:
+        yield Peer(name, partial(function, *inputs))
+        if compiles and case.compiles:
+            torch.compiler.reset()  # what was compiled before does not count against this
+            yield Peer(f"{name}, compiled", torch.compile(lambda f=function, a=inputs: f(*a), dynamic=False))
+
+
+def tensors_of(result: Any) -> Sequence[Any]:
+    return result if isinstance(result, (tuple, list)) else [result]
+
+
+def distance(torch: Any, got: Any, expected: Any) -> float:
+    """Norm of the difference over the norm of what was expected; infinite if one of them is not finite."""
+    difference = torch.linalg.vector_norm(got.float().flatten() - expected.float().flatten())
+    distance = float(difference / torch.linalg.vector_norm(expected.float()).clamp(min=1e-30))
+    return distance if math.isfinite(distance) else math.inf
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,407 @@
+"""The operations that ``benchmarks.membound`` measures: ours, PyTorch's, and the bytes that they cannot avoid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numstack.device import current_device
+from numstack.kernels import adamw, cross_entropy, dropout, elementwise, embedding, gelu, layernorm, reduce, softmax
+
+
+class Sizes(NamedTuple):
+    """Rows and width of activations, rows and classes of logits, parameters, batch and time of tokens."""
+
+    R: int
+    C: int
+    rows_of_logits: int
+    V: int
+    parameters: int
+    B: int
+    T: int
+
+
+FULL = Sizes(65536, 768, 16384, 50304, 124_475_904, 32, 1024)
+SMALL = Sizes(48, 64, 6, 264, 4096, 2, 16)
+
+BFLOAT16_ERROR = 6e-3  # rounding alone is 1.7e-3
+FLOAT32_ERROR = 2e-6
+
+PeerFunction = tuple[str, Callable[..., Any], Sequence[Any]]
+
+
+@dataclass
+class Case:
+    """An operation to measure.
+
+    Attributes
+    ----------
+    name, shape : str
+    nbytes : int
+        The least that it can move.
+    run : callable
+        Ours.
+    outputs : list of tensor
+        Where ours leaves its results.
+    expected : callable
+        Returns what should be there, by PyTorch.
+    peers : list of (name, function, inputs)
+        PyTorch's ways.
+    tolerance : float
+    poisoned : list of tensor
+        Outputs to fill with NaN first.
+    compiles : bool
+        Measure PyTorch's ways compiled as well.
+    """
+
+    name: str
+    shape: str
+    nbytes: int
+    run: Callable[[], Any]
+    outputs: Sequence[Any]
+    expected: Callable[[], Any]
+    peers: Sequence[PeerFunction]
+    tolerance: float = BFLOAT16_ERROR
+    poisoned: Sequence[Any] = field(default_factory=list)
+    compiles: bool = True
+
+
+def case(
+    name: str, nbytes: int, run: Callable[[], Any], outputs: Sequence[Any], peer: Callable[..., Any], *inputs: Any,
+    more_peers: Sequence[PeerFunction] = (), **options: Any,
+) -> Case:  # fmt: skip
+    """The usual: one function of PyTorch's is both the peer and what is expected."""
+    shape = " x ".join(map(str, inputs[0].shape))
+    peers = [("eager", peer, inputs), *more_peers]
+    return Case(name, shape, nbytes, run, outputs, partial(peer, *inputs), peers, poisoned=outputs, **options)
+
+
+def ours(tensor: Any) -> Any:
+    """A tensor as an array of ours, the same memory; bfloat16 as its bits."""
+    if current_device().kind == "cuda":
+        from numstack.device.cuda.array import CudaArray
+
+        return CudaArray.from_dlpack(tensor.detach())
+    bits = {"torch.bfloat16": ("int16", np.uint16)}.get(str(tensor.dtype))
+    if bits is None:
+        return tensor.detach().numpy()
+    import torch
+
+    return tensor.detach().view(getattr(torch, bits[0])).numpy().view(bits[1])
+
+
+def size(*tensors: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def random(torch: Any, place: str, *shape: int, dtype: Any = None) -> Any:
+    return torch.randn(*shape, device=place, dtype=dtype or torch.bfloat16)
+
+
+# --- activations -----------------------------------------------------------------------------------------------------
+
+
+def of_gelu(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
+    x, dy = (random(torch, place, s.R, 4 * s.C) for _ in range(2))
+    y, dx = torch.empty_like(x), torch.empty_like(x)
+    ox, ody, oy, odx = map(ours, (x, dy, y, dx))
+    forward = partial(torch.nn.functional.gelu, approximate="tanh")
+    backward = partial(torch.ops.aten.gelu_backward, approximate="tanh")
+
+    def both(x: Any, dy: Any) -> Any:
+        return torch.nn.functional.gelu(x, approximate="tanh"), torch.ops.aten.gelu_backward(dy, x, approximate="tanh")
+
+    yield case("gelu forward", size(x, y), partial(gelu.forward, ox, oy), [y], forward, x)
+    yield case("gelu backward", size(dy, x, dx), partial(gelu.backward, ody, ox, odx), [dx], backward, dy, x)
+    run = partial(gelu.forward_backward, ox, ody, oy, odx)
+    yield case("gelu forward and backward", size(x, dy, y, dx), run, [y, dx], both, x, dy)
+
+
+def of_elementwise(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
+    x, z = (random(torch, place, s.R, 4 * s.C) for _ in range(2))
+    y = torch.empty_like(x)
+    ox, oz, oy = map(ours, (x, z, y))
+    yield case("add", size(x, z, y), partial(elementwise.add, ox, oz, oy), [y], torch.add, x, z)
+    yield case("scale", size(x, y), partial(elementwise.scale, ox, oy, 0.5), [y], lambda x: 0.5 * x, x)
+    yield case("copy", size(x, y), partial(elementwise.copy, ox, oy), [y], torch.clone, x)
+    yield case("fill", size(y), partial(elementwise.fill, oy, 2.0), [y], lambda y: torch.full_like(y, 2.0), y)
+    turned = torch.empty(4 * s.C, s.R, dtype=x.dtype, device=place)
+    transpose = partial(elementwise.transpose, ox, ours(turned))
+    yield case("transpose", size(x, turned), transpose, [turned], lambda x: x.t().contiguous(), x)
+    del z, oz
+    wide = torch.empty(s.R, 4 * s.C, device=place)
+    owide = ours(wide)
+    yield case("cast to float32", size(x, wide), partial(elementwise.cast, ox, owide), [wide], lambda x: x.float(), x)
+    to_bfloat16 = partial(elementwise.cast, owide, oy)
+    yield case("cast to bfloat16", size(x, wide), to_bfloat16, [y], lambda wide: wide.to(torch.bfloat16), wide)
+
+
+def of_dropout(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
+    x = random(torch, place, s.R, 4 * s.C)
+    y = torch.empty_like(x)
+    p = 0.1
+    run = partial(dropout.forward, ours(x), ours(y), p=p, seed=1, offset=0)
+
+    def expected() -> Any:
+        """Masks differ, so: what is not dropped is scaled, and the right share is dropped."""
+        dropped = (y == 0).float().mean()
+        assert abs(float(dropped) - p) < 5 * math.sqrt(p * (1 - p) / y.numel()) + 1e-4 or place == "cpu"
+        return torch.where(y == 0, 0, x / (1 - p))
+
+    def drop(x: Any) -> Any:
+        return torch.nn.functional.dropout(x, p)
+
+    run()  # what is expected depends on the mask
+    peers = [("eager", drop, [x])]
+    yield Case("dropout forward", f"{s.R} x {4 * s.C}", size(x, y), run, [y], expected, peers, poisoned=[])
+    _, mask = torch.native_dropout(x, p, True)
+    peers = [("eager", partial(torch.ops.aten.native_dropout_backward, scale=1 / (1 - p)), [x, mask])]
+    run = partial(dropout.backward, ours(x), ours(y), p=p, seed=1, offset=0)
+    yield Case("dropout backward", f"{s.R} x {4 * s.C}", size(x, y), run, [y], expected, peers, poisoned=[])
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def of_layernorm(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
+    x, dy = (random(torch, place, s.R, s.C) for _ in range(2))
+    y, dx = torch.empty_like(x), torch.empty_like(x)
+    weight, bias = (random(torch, place, s.C) for _ in range(2))
+    mean, rstd, dweight, dbias = (torch.empty(n, device=place) for n in (s.R, s.R, s.C, s.C))
+    workspace = torch.empty(layernorm.workspace_size(s.R, s.C), device=place)
+    ox, oy, ody, odx = map(ours, (x, y, dy, dx))
+    oweight, obias = ours(weight.float()), ours(bias.float())
+    statistics = [ours(mean), ours(rstd)]
+    run = partial(layernorm.forward, ox, oweight, obias, oy, *statistics, eps=1e-5)
+
+    def forward(x: Any, weight: Any, bias: Any) -> Any:
+        return torch.nn.functional.layer_norm(x, (s.C,), weight, bias)
+
+    yield case("layernorm forward", size(x, y), run, [y], forward, x, weight, bias)
+    run()
+    _, tmean, trstd = torch.native_layer_norm(x, [s.C], weight, bias, 1e-5)
+
+    def backward(dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
+        return torch.ops.aten.native_layer_norm_backward(dy, x, [s.C], mean, rstd, weight, bias, [True, True, True])
+
+    gradients = [odx, ours(dweight), ours(dbias)]
+    run = partial(layernorm.backward, ody, ox, oweight, *statistics, *gradients, ours(workspace))
+    inputs = (dy, x, tmean, trstd, weight, bias)
+    yield case("layernorm backward", size(dy, x, dx), run, [dx, dweight, dbias], backward, *inputs, tolerance=1e-2)
+
+
+def of_softmax(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
+    x, dy = (random(torch, place, s.R, s.T) for _ in range(2))
+    y, dx = torch.empty_like(x), torch.empty_like(x)
+    ox, oy, ody, odx = map(ours, (x, y, dy, dx))
+    yield case("softmax forward", size(x, y), partial(softmax.forward, ox, oy), [y], partial(torch.softmax, dim=-1), x)
+    y.copy_(torch.softmax(x, -1))
+
+    def backward(dy: Any, y: Any) -> Any:
+        return torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype)
+
+    yield case("softmax backward", size(dy, y, dx), partial(softmax.backward, ody, oy, odx), [dx], backward, dy, y)
+
+
+def of_cross_entropy(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
+    logits = random(torch, place, s.rows_of_logits, s.V)
+    targets = torch.randint(0, s.V, (s.rows_of_logits,), device=place)
+    loss, lse = (torch.empty(s.rows_of_logits, device=place) for _ in range(2))
+    gradient, scale = torch.empty_like(logits), torch.full((1,), 1.0, device=place)
+    ologits, otargets, oloss, olse, ogradient, oscale = map(
+        ours, (logits, targets.to(torch.int32), loss, lse, gradient, scale)
+    )
+
+    def forward(logits: Any, targets: Any) -> Any:
+        return torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+
+    run = partial(cross_entropy.forward, ologits, otargets, oloss, olse)
+    yield case("cross-entropy", size(logits), run, [loss], forward, logits, targets, tolerance=FLOAT32_ERROR)
+
+    def both(logits: Any, targets: Any) -> Any:
+        logits = logits.detach().requires_grad_()
+        loss = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+        return loss.detach(), *torch.autograd.grad(loss.sum(), logits)
+
+    compiled_loss = torch.compile(lambda a, b: torch.nn.functional.cross_entropy(a.float(), b, reduction="sum"))
+
+    def through_compiled_loss(logits: Any, targets: Any) -> Any:
+        logits = logits.detach().requires_grad_()
+        return torch.autograd.grad(compiled_loss(logits, targets), logits)
+
+    def formula(logits: Any, targets: Any) -> Any:
+        x = logits.float()
+        p = torch.softmax(x, -1)
+        hot = torch.arange(x.shape[1], device=x.device)[None] == targets[:, None]
+        return -torch.log(p.gather(1, targets[:, None])), (p - hot).to(logits.dtype)
+
+    peers: list[PeerFunction] = [("eager", both, [logits, targets])]
+    if place == "cuda":
+        peers = [("eager", both, [logits, targets]), ("compiled loss", through_compiled_loss, [logits, targets])]
+        peers += [("compiled formula", torch.compile(formula, dynamic=False), [logits, targets])]
+    run = partial(cross_entropy.forward_backward, ologits, otargets, oloss, ogradient, oscale)
+    shape, nbytes, expected = f"{s.rows_of_logits} x {s.V}", size(logits, gradient), partial(both, logits, targets)
+    outputs = [loss, gradient]
+    yield Case(
+        "cross-entropy and gradient", shape, nbytes, run, outputs, expected, peers, poisoned=outputs, compiles=False
+    )
+    cross_entropy.forward(ologits, otargets, oloss, olse)
+    run = partial(cross_entropy.backward, ologits, otargets, olse, ogradient, oscale)
+
+    def backward(logits: Any, targets: Any, lse: Any) -> Any:
+        hot = torch.arange(logits.shape[1], device=logits.device)[None] == targets[:, None]
+        return (torch.exp(logits.float() - lse[:, None]) - hot.float()).to(logits.dtype)
+
+    yield case("cross-entropy backward", nbytes, run, [gradient], backward, logits, targets, lse)
+    gradient.copy_(logits)
+    run = partial(cross_entropy.forward_backward, ogradient, otargets, oloss, ogradient, oscale)
+    yield Case("cross-entropy and gradient in place", shape, nbytes, run, outputs, expected, peers, compiles=False)
+
+
+# --- parameters ------------------------------------------------------------------------------------------------------
+
+
+def of_adamw(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
+    n = s.parameters
+    param, grad, m = (random(torch, place, n, dtype=torch.float32) for _ in range(3))
+    v = torch.rand(n, device=place)
+    decay, scale = torch.full((-(-n // adamw.SEGMENT),), 0.1, device=place), torch.ones(1, device=place)
+    lr, beta1, beta2, eps, step = 1e-4, 0.9, 0.95, 1e-8, 10
+    options = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "step": step}
+
+    def formula(param: Any, grad: Any, m: Any, v: Any) -> Any:
+        m.lerp_(grad, 1 - beta1)
+        v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        denominator = (v / (1 - beta2**step)).sqrt_().add_(eps)
+        param.mul_(1 - lr * 0.1).addcdiv_(m, denominator, value=-lr / (1 - beta1**step))
+        return param, m, v
+
+    steps = torch.full((), float(step - 1), device=place)
+
+    def fused(param: Any, grad: Any, m: Any, v: Any) -> Any:
+        torch._fused_adamw_(
+            [param], [grad], [m], [v], [], [steps.clone()], lr=lr, beta1=beta1, beta2=beta2, weight_decay=0.1, eps=eps,
+            amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+    state = [param, grad, m, v]
+    peers: list[PeerFunction] = [("fused", fused, state)]
+    if place == "cuda":
+        peers.append(("compiled formula", torch.compile(formula, dynamic=False), state))
+    arrays = [*map(ours, state), ours(decay)]
+    run = partial(adamw.step, *arrays, grad_scale_1=ours(scale), **options)
+    copies = [t.clone() for t in state]
+    outputs = [param, m, v]
+    nbytes = size(*state, *outputs)
+    yield Case("adamw", str(n), nbytes, run, outputs, partial(formula, *copies), peers, FLOAT32_ERROR, compiles=False)
+    low = torch.empty(n, dtype=torch.bfloat16, device=place)
+    run = partial(adamw.step, ours(low), *arrays[1:], grad_scale_1=ours(scale), master=arrays[0], **options)
+    copies = [t.clone() for t in state]
+
+    def rounded(param: Any, grad: Any, m: Any, v: Any) -> Any:
+        return (formula(param, grad, m, v)[0].to(torch.bfloat16),)
+
+    def fused_and_cast(param: Any, grad: Any, m: Any, v: Any, low: Any) -> Any:
+        fused(param, grad, m, v)
+        low.copy_(param)
+
+    def formula_and_cast(param: Any, grad: Any, m: Any, v: Any, low: Any) -> Any:
+        low.copy_(formula(param, grad, m, v)[0])
+
+    peers = [("fused", fused_and_cast, [*state, low])]
+    if place == "cuda":
+        peers.append(("compiled formula", torch.compile(formula_and_cast, dynamic=False), [*state, low]))
+    expected = partial(rounded, *copies)
+    nbytes += size(low)
+    yield Case("adamw, bfloat16 copy", str(n), nbytes, run, [low], expected, peers, poisoned=[low], compiles=False)
+
+
+def of_reduce(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
+    x = random(torch, place, s.parameters, dtype=torch.float32)
+    out, count = torch.empty(1, device=place), torch.empty(1, dtype=torch.int32, device=place)
+    workspace = torch.empty(reduce.workspace_size(s.parameters), device=place)
+    run = partial(reduce.norm, ours(x), ours(out), ours(workspace))
+    yield case("global norm", size(x), run, [out], torch.linalg.vector_norm, x, tolerance=1e-5)
+    x[3], x[-1] = math.inf, math.nan
+    run = partial(reduce.count_nonfinite, ours(x), ours(count), ours(workspace))
+
+    def nonfinite(x: Any) -> Any:
+        return (~torch.isfinite(x)).sum()
+
+    expected = partial(nonfinite, x)
+    yield Case("count of non-finite", str(s.parameters), size(x), run, [count], expected, [("eager", nonfinite, [x])])
+    del x
+    dy = random(torch, place, s.R, 4 * s.C)
+    sums = torch.empty(4 * s.C, device=place)
+    workspace = torch.empty(reduce.sum_rows_workspace_size(s.R, 4 * s.C), device=place)
+    run = partial(reduce.sum_rows, ours(dy), ours(sums), ours(workspace))
+
+    def bias_gradient(dy: Any) -> Any:
+        return dy.sum(0, dtype=torch.float32)
+
+    yield case("bias gradient", size(dy), run, [sums], bias_gradient, dy, tolerance=1e-4)
+
+
+def of_embedding(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
+    tokens = torch.randint(0, s.V, (s.B, s.T), device=place)
+    table, positions = random(torch, place, s.V, s.C), random(torch, place, s.T, s.C)
+    out = torch.empty(s.B, s.T, s.C, dtype=table.dtype, device=place)
+    otokens = ours(tokens.to(torch.int32))
+    n_rows = int(tokens.unique().numel())
+    row = s.C * table.element_size()
+    run = partial(embedding.forward, otokens, ours(table), ours(positions), ours(out))
+
+    def forward(tokens: Any, table: Any, positions: Any) -> Any:
+        return torch.nn.functional.embedding(tokens, table) + positions
+
+    nbytes = size(out, positions) + 4 * tokens.numel() + n_rows * row
+    yield case("embedding forward", nbytes, run, [out], forward, tokens, table, positions)
+    dout = random(torch, place, s.B, s.T, s.C)
+    for which in ("tokens", "tokens and positions"):
+        dtable, dpositions = (torch.zeros(n, s.C, device=place) for n in (s.V, s.T))
+        workspace = torch.empty(embedding.workspace_size(s.B, s.T, s.V), dtype=torch.int32, device=place)
+        with_positions = which != "tokens"
+        gradients = [ours(dtable), ours(dpositions) if with_positions else None]
+        run = partial(embedding.backward, otokens, ours(dout), *gradients, ours(workspace))
+
+        def exact(tokens: Any, dout: Any, with_positions: bool) -> Any:
+            gradient = torch.zeros(s.V, s.C, device=place).index_add_(0, tokens.flatten(), dout.flatten(0, 1).float())
+            return (gradient, dout.float().sum(0)) if with_positions else (gradient,)
+
+        def dense(tokens: Any, dout: Any, with_positions: bool) -> Any:
+            gradient = torch.ops.aten.embedding_dense_backward(dout, tokens, s.V, -1, False)
+            return (gradient, dout.sum(0)) if with_positions else (gradient,)
+
+        def adding(tokens: Any, dout: Any, dtable: Any, dpositions: Any, with_positions: bool) -> Any:
+            """Atomic additions, in an order of their own."""
+            dtable.index_add_(0, tokens.flatten(), dout.flatten(0, 1).float())
+            if with_positions:
+                dpositions += dout.float().sum(0)
+
+        peers = [
+            ("dense", dense, [tokens, dout, with_positions]),
+            ("atomic", adding, [tokens, dout, dtable.clone(), dpositions.clone(), with_positions]),
+        ]
+        nbytes = size(dout) + 4 * tokens.numel() + n_rows * 2 * s.C * 4 + with_positions * 2 * size(dpositions)
+        outputs = [dtable, dpositions] if with_positions else [dtable]
+        expected = partial(exact, tokens, dout, with_positions)
+        name, shape = f"embedding backward, {which}", f"{s.B} x {s.T} x {s.C}"
+        yield Case(name, shape, nbytes, run, outputs, expected, peers, 1e-5)
+
+
+FAMILIES: dict[str, Callable[[Any, Sizes, str], Iterator[Case]]] = {
+    "gelu": of_gelu,
+    "elementwise": of_elementwise,
+    "dropout": of_dropout,
+    "layernorm": of_layernorm,
+    "softmax": of_softmax,
+    "cross_entropy": of_cross_entropy,
+    "adamw": of_adamw,
+    "reduce": of_reduce,
+    "embedding": of_embedding,
+}
