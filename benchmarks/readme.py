@@ -1,20 +1,25 @@
-"""Writes the README's figures from the JSON in benchmarks/results, so that none is typed by hand.
+"""Writes the figures of the README and of docs/kernels.md from the JSON in benchmarks/results: none is typed by hand.
 
 usage: python -m benchmarks.readme
 
-A line of the README such as ``<!-- figures: cpu -->`` is followed by a table; the table is made anew from
-``results/cpu/*.json``, which benchmarks wrote with ``--json``.
+A line such as ``<!-- figures: cpu -->`` is followed by a table; the table is made anew from ``results/cpu/*.json``,
+which benchmarks wrote with ``--json``. ``<!-- ladder: gemm NN -->`` is followed by the variants of an operation as
+``results/h200/ladders.json`` has them, each with the note that stands beside it in its code.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from pathlib import Path
 from typing import NamedTuple
 
+from numstack.kernels.variants import Variant, Variants
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+PAGES = (ROOT / "README.md",)
 
 
 class Figure(NamedTuple):
@@ -151,23 +156,63 @@ def table(machine: str) -> str:
     return "\n".join(lines)
 
 
+def ladder(operation: str) -> str:
+    """The variants of an operation, plainest first: what each fixes, where it is, and what it took."""
+    document = json.loads((RESULTS / "h200" / "ladders.json").read_text())
+    rows = [row for row in document["rows"] if row["operation"] == operation]
+    if not rows:
+        raise SystemExit(f"h200/ladders.json has no operation {operation!r}")
+    has_rate = any(row["TFLOP/s"] != "" for row in rows)
+    lines = [
+        f"| variant | what it changes | time | {'rate | ' if has_rate else ''}step |",
+        f"|---|---|---|{'---|' if has_rate else ''}---|",
+    ]
+    for row in rows:
+        variant = _variant(operation, row["variant"])
+        launch = getattr(variant.launch, "func", variant.launch)  # of a functools.partial the function
+        place = Path(importlib.import_module(launch.__module__).__file__ or "").resolve().relative_to(ROOT)
+        rate = f"{number(row['TFLOP/s'])} TFLOP/s | " if has_rate else ""
+        step = f"{number(row['step'])} x" if row["step"] != "" else ""
+        name = f"[`{variant.name}`](../{place})"
+        lines.append(f"| {name} | {variant.note} | {number(row['ms'])} ms | {rate}{step} |")
+    return "\n".join(lines)
+
+
+def _variant(operation: str, name: str) -> Variant:
+    """The variant of this name among the ladders of the file whose operation it is: ``attention.forward D=64``."""
+    file, _, which = operation.split()[0].partition(".")
+    module = importlib.import_module(f"numstack.kernels.{file}")
+    tables = [t for key, t in vars(module).items() if isinstance(t, Variants) and (not which or _fits(key, which))]
+    for table in tables:
+        for variant in table:
+            if variant.name == name:
+                return variant
+    raise SystemExit(f"{operation} has no variant {name!r} any more: run benchmarks.ladders again")
+
+
+def _fits(table: str, which: str) -> bool:
+    """Whether a table's name, such as TRANSPOSE_VARIANTS, is that of a function, such as transpose."""
+    return table.removesuffix("_VARIANTS").lower() == which
+
+
 def number(value: float) -> str:
     """Three digits that mean something."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def rendered(text: str) -> str:
-    """A README with its tables made anew."""
+    """A page with its tables made anew."""
+    made = {"figures": table, "ladder": ladder}
 
     def replace(match: re.Match[str]) -> str:
-        return f"{match.group(1)}\n\n{table(match.group(2))}\n\n"
+        return f"{match.group(1)}\n\n{made[match.group(2)](match.group(3))}\n\n"
 
-    return re.sub(r"(<!-- figures: (\w+) -->)\n\n(?:\|.*\n)*\n?", replace, text)
+    return re.sub(r"(<!-- (figures|ladder): ([^>]+?) -->)\n\n(?:\|.*\n)*\n?", replace, text)
 
 
 def main() -> None:
-    path = ROOT / "README.md"
-    path.write_text(rendered(path.read_text()))
+    for path in PAGES:
+        path.write_text(rendered(path.read_text()))
 
 
 if __name__ == "__main__":
