@@ -138,7 +138,7 @@ class MLP(Module):
 
     def add_to(self, residual: Tensor, x: Tensor, dropout: ops.Dropout | None) -> Tensor:
         """residual + dropout(mlp(x))."""
-        return self.c_proj.add_to(residual, self.c_fc.gelu(x), dropout)
+        return ops.mlp(x, *self.c_fc.stored(), *self.c_proj.stored(), residual, dropout=dropout)
 
 
 class Block(Module):

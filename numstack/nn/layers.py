@@ -33,17 +33,14 @@ class Linear(Module):
         self._dtype = dtype
 
     def __call__(self, x: Tensor) -> Tensor:
-        return ops.linear(x, *self._stored())
-
-    def gelu(self, x: Tensor) -> Tensor:
-        """gelu(x W + b) in one kernel."""
-        return ops.linear_gelu(x, *self._stored())
+        return ops.linear(x, *self.stored())
 
     def add_to(self, residual: Tensor, x: Tensor, dropout: ops.Dropout | None = None) -> Tensor:
         """residual + dropout(x W + b), in the format of the residual."""
-        return ops.linear_residual(x, *self._stored(), residual, dropout=dropout)
+        return ops.linear_residual(x, *self.stored(), residual, dropout=dropout)
 
-    def _stored(self) -> tuple[Tensor, Tensor]:
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias as operations read them."""
         return self.weight.stored_as(self._dtype), self.bias.stored_as(self._dtype)
 
 

@@ -10,7 +10,7 @@ from numstack.ops.arithmetic import add, leading, scale
 from numstack.ops.attention import attention
 from numstack.ops.dropout import Dropout, dropout
 from numstack.ops.embedding import embedding
-from numstack.ops.linear import linear, linear_gelu, linear_residual
+from numstack.ops.linear import linear, linear_residual, mlp
 from numstack.ops.loss import cross_entropy
 from numstack.ops.norm import layernorm
 
@@ -25,8 +25,8 @@ __all__ = [
     "layernorm",
     "leading",
     "linear",
-    "linear_gelu",
     "linear_residual",
+    "mlp",
     "scale",
     "softmax",
 ]

@@ -1,13 +1,13 @@
 """Matrix products with a weight, and what is fused into them.
 
 A weight is stored ``[in, out]`` (layout ``"NN"``: GPT-2's convention) or ``[out, in]`` (layout ``"NT"``: an embedding
-table used as the output head). The three operations differ in what happens to the product before it is written:
+table used as the output head). In all three operations what follows a product is done before it is written:
 
-=================== ========================================
+=================== =======================================================
 linear              x W + b
-linear_gelu         gelu(x W + b)
 linear_residual     dropout(x W + b) + residual
-=================== ========================================
+mlp                 dropout(gelu(x W1 + b1) W2 + b2) + residual
+=================== =======================================================
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ import numpy as np
 
 from numstack import memory
 from numstack.autograd import Node, record
+from numstack.device import Array
 from numstack.errors import ConfigError, ShapeError
 from numstack.kernels import dropout as dropout_kernels
 from numstack.kernels import elementwise, gelu, reduce
 from numstack.kernels.gemm import gemm
 from numstack.ops.dropout import Dropout
 from numstack.tensor import Tensor
-
-# By the layout of the forward product: that of dx = dy op(W), whether dW = x^T dy (else dy^T x).
-_LAYOUTS = {"NN": ("NT", True), "NT": ("NN", False)}
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, layout: str = "NN") -> Tensor:
@@ -49,7 +47,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, layout: str
     ShapeError
         If the shapes do not fit.
     """
-    n_out = _checked("linear", x, weight, bias, layout)
+    n_out = _checked("linear", x.shape, weight, bias, layout)
     x_RK, weight_array = _rows(x), weight.array
     y = memory.empty((*x.shape[:-1], n_out), x_RK.dtype, scope="forward")
     y_RN = y.reshape(x_RK.shape[0], n_out)
@@ -59,42 +57,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, layout: str
         gemm(x_RK, weight_array, y_RN, layout=layout, epilogue="bias", bias=bias.array)
 
     def backward(node: Node) -> None:
-        _backward(node, node.gradient.reshape(x_RK.shape[0], n_out), x_RK, weight_array, layout)
+        dy_RN = node.gradient.reshape(x_RK.shape[0], n_out)
+        _parameters_backward(node, 1, x_RK, dy_RN, layout)
+        _input_backward(node, 0, dy_RN, weight_array, layout)
 
     return record("linear", y, (x, weight, bias), backward)
-
-
-def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """gelu(x W + b), tanh form, for each row of x.
-
-    Parameters
-    ----------
-    x : Tensor, shape (..., K)
-    weight : Tensor, shape (K, N)
-    bias : Tensor, shape (N,)
-
-    Returns
-    -------
-    Tensor, shape (..., N)
-
-    Raises
-    ------
-    ShapeError
-        If the shapes do not fit.
-    """
-    n_out = _checked("linear_gelu", x, weight, bias, "NN")
-    x_RK, weight_array = _rows(x), weight.array
-    y = memory.empty((*x.shape[:-1], n_out), x_RK.dtype, scope="forward")
-    shape_RN = (x_RK.shape[0], n_out)
-    before_RN = memory.empty(shape_RN, x_RK.dtype, scope="forward")
-    gemm(x_RK, weight_array, y.reshape(shape_RN), epilogue="bias_gelu", bias=bias.array, preactivation=before_RN)
-
-    def backward(node: Node) -> None:
-        dy_RN = node.gradient.reshape(shape_RN)
-        gelu.backward(dy_RN, before_RN, dy_RN)
-        _backward(node, dy_RN, x_RK, weight_array, "NN")
-
-    return record("linear_gelu", y, (x, weight, bias), backward)
 
 
 def linear_residual(
@@ -120,45 +87,82 @@ def linear_residual(
     ShapeError
         If the shapes do not fit.
     """
-    n_out = _checked("linear_residual", x, weight, bias, "NN")
-    if residual.shape != (*x.shape[:-1], n_out):
-        raise ShapeError(
-            f"linear_residual: residual has shape {residual.shape} but x {x.shape} times weight {weight.shape} "
-            f"has {(*x.shape[:-1], n_out)}; make them equal"
-        )
+    n_out = _checked("linear_residual", x.shape, weight, bias, "NN")
+    _check_residual("linear_residual", residual, (*x.shape[:-1], n_out))
     x_RK, weight_array = _rows(x), weight.array
-    y = memory.empty(residual.shape, residual.array.dtype, scope="forward")
-    shape_RN = (x_RK.shape[0], n_out)
-    y_RN, residual_RN = y.reshape(shape_RN), residual.array.reshape(shape_RN)
-    if dropout is None:
-        gemm(x_RK, weight_array, y_RN, epilogue="residual", bias=bias.array, residual=residual_RN)
-    else:
-        gemm(x_RK, weight_array, y_RN, epilogue="bias", bias=bias.array)
-        dropout_kernels.forward(y_RN, y_RN, p=dropout.p, seed=dropout.seed, offset=0)
-        elementwise.add(y_RN, residual_RN, y_RN)
+    y = _end_of_branch(x_RK, weight, bias, residual, dropout)
 
     def backward(node: Node) -> None:
-        dy_RN = node.gradient.reshape(shape_RN)
-        if dropout is not None:
-            dropped_RN = memory.empty(shape_RN, dy_RN.dtype, scope="workspace")
-            dropout_kernels.backward(dy_RN, dropped_RN, p=dropout.p, seed=dropout.seed, offset=0)
-            dy_RN = dropped_RN
-        _backward(node, dy_RN, x_RK, weight_array, "NN")
+        dy_RN = _gradient_of_branch(node, n_out, dropout)
+        _parameters_backward(node, 1, x_RK, dy_RN, "NN")
+        _input_backward(node, 0, dy_RN, weight_array, "NN")
         node.give(3, node.gradient)  # last: from here on the residual stream adds into it
 
     return record("linear_residual", y, (x, weight, bias, residual), backward)
 
 
-def _checked(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, layout: str) -> int:
+def mlp(
+    x: Tensor,
+    weight_in: Tensor,
+    bias_in: Tensor,
+    weight_out: Tensor,
+    bias_out: Tensor,
+    residual: Tensor,
+    *,
+    dropout: Dropout | None = None,
+) -> Tensor:
+    """residual + dropout(gelu(x W1 + b1) W2 + b2), tanh form: the branch of a transformer that has no attention.
+
+    Parameters
+    ----------
+    x : Tensor, shape (..., K)
+    weight_in, bias_in : Tensor, shape (K, H) and (H,)
+    weight_out, bias_out : Tensor, shape (H, N) and (N,)
+    residual : Tensor, shape (..., N)
+    dropout : Dropout, optional
+
+    Returns
+    -------
+    Tensor, shape (..., N)
+        In the format of the residual, whatever x has.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+    """
+    n_hidden = _checked("mlp", x.shape, weight_in, bias_in, "NN")
+    n_out = _checked("mlp", (*x.shape[:-1], n_hidden), weight_out, bias_out, "NN")
+    _check_residual("mlp", residual, (*x.shape[:-1], n_out))
+    x_RK = _rows(x)
+    hidden_RH, before_RH = (memory.empty((x_RK.shape[0], n_hidden), x_RK.dtype, scope="forward") for _ in range(2))
+    in_array, out_array = weight_in.array, weight_out.array
+    gemm(x_RK, in_array, hidden_RH, epilogue="bias_gelu", bias=bias_in.array, preactivation=before_RH)
+    y = _end_of_branch(hidden_RH, weight_out, bias_out, residual, dropout)
+
+    def backward(node: Node) -> None:
+        dy_RN = _gradient_of_branch(node, n_out, dropout)
+        _parameters_backward(node, 3, hidden_RH, dy_RN, "NN")
+        dbefore_RH = memory.empty(before_RH.shape, before_RH.dtype, scope="backward")
+        gemm(dy_RN, out_array, dbefore_RH, layout="NT")
+        gelu.backward(dbefore_RH, before_RH, dbefore_RH)
+        _parameters_backward(node, 1, x_RK, dbefore_RH, "NN")
+        _input_backward(node, 0, dbefore_RH, in_array, "NN")
+        node.give(5, node.gradient)  # last: from here on the residual stream adds into it
+
+    return record("mlp", y, (x, weight_in, bias_in, weight_out, bias_out, residual), backward)
+
+
+def _checked(name: str, shape: tuple[int, ...], weight: Tensor, bias: Tensor | None, layout: str) -> int:
     """The number of outputs, once everything fits."""
-    if layout not in _LAYOUTS:
+    if layout not in ("NN", "NT"):
         raise ConfigError(f"{name}: layout {layout!r}; choose NN (weight [in, out]) or NT (weight [out, in])")
-    if weight.ndim != 2 or x.ndim < 1:
-        raise ShapeError(f"{name}: x has shape {x.shape} and weight {weight.shape}; expected (..., K) and two axes")
+    if weight.ndim != 2 or len(shape) < 1:
+        raise ShapeError(f"{name}: x has shape {shape} and weight {weight.shape}; expected (..., K) and two axes")
     n_in, n_out = weight.shape if layout == "NN" else weight.shape[::-1]
-    if x.shape[-1] != n_in:
+    if shape[-1] != n_in:
         raise ShapeError(
-            f"{name}: x has shape {x.shape}, so K={x.shape[-1]}, but weight {weight.shape} with layout {layout} has "
+            f"{name}: x has shape {shape}, so K={shape[-1]}, but weight {weight.shape} with layout {layout} has "
             f"K={n_in}; fix the shape or choose the other layout"
         )
     if bias is not None and bias.shape != (n_out,):
@@ -166,22 +170,58 @@ def _checked(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, layout: 
     return n_out
 
 
+def _check_residual(name: str, residual: Tensor, shape: tuple[int, ...]) -> None:
+    if residual.shape != shape:
+        raise ShapeError(
+            f"{name}: residual has shape {residual.shape} but the branch that is added to it has {shape}; make them "
+            "equal"
+        )
+
+
 def _rows(x: Tensor) -> Any:
     """x as a matrix of rows."""
     return x.array.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-def _backward(node: Node, dy_RN: Any, x_RK: Any, weight: Any, layout: str) -> None:
-    """Gradients of x, weight and bias: inputs 0, 1 and 2 of the node."""
-    layout_dx, x_first = _LAYOUTS[layout]
-    if node.wanted(2):
-        dbias_N, accumulate = node.into(2)
+def _end_of_branch(x_RK: Array, weight: Tensor, bias: Tensor, residual: Tensor, dropout: Dropout | None) -> Array:
+    """residual + dropout(x W + b), in the format of the residual."""
+    y = memory.empty(residual.shape, residual.array.dtype, scope="forward")
+    shape_RN = (x_RK.shape[0], residual.shape[-1])
+    y_RN, residual_RN = y.reshape(shape_RN), residual.array.reshape(shape_RN)
+    if dropout is None:
+        gemm(x_RK, weight.array, y_RN, epilogue="residual", bias=bias.array, residual=residual_RN)
+    else:
+        gemm(x_RK, weight.array, y_RN, epilogue="bias", bias=bias.array)
+        dropout_kernels.forward(y_RN, y_RN, p=dropout.p, seed=dropout.seed, offset=0)
+        elementwise.add(y_RN, residual_RN, y_RN)
+    return y
+
+
+def _gradient_of_branch(node: Node, n_out: int, dropout: Dropout | None) -> Any:
+    """The gradient of x W + b in a branch that ends in the node's result; not to be overwritten."""
+    dy_RN = node.gradient.reshape(-1, n_out)
+    if dropout is None:
+        return dy_RN
+    dropped_RN = memory.empty(dy_RN.shape, dy_RN.dtype, scope="workspace")
+    dropout_kernels.backward(dy_RN, dropped_RN, p=dropout.p, seed=dropout.seed, offset=0)
+    return dropped_RN
+
+
+def _parameters_backward(node: Node, index: int, x_RK: Array, dy_RN: Array, layout: str) -> None:
+    """Gradients of a weight and its bias, which are inputs ``index`` and ``index + 1`` of the node."""
+    if node.wanted(index + 1):
+        dbias_N, accumulate = node.into(index + 1)
         workspace = memory.empty((reduce.sum_rows_workspace_size(*dy_RN.shape),), np.float32, scope="workspace")
         reduce.sum_rows(dy_RN, dbias_N, workspace, accumulate=accumulate)
-    if node.wanted(1):
-        dweight, accumulate = node.into(1)
-        a, b = (x_RK, dy_RN) if x_first else (dy_RN, x_RK)
+    if node.wanted(index):
+        dweight, accumulate = node.into(index)
+        a, b = (x_RK, dy_RN) if layout == "NN" else (dy_RN, x_RK)
         gemm(a, b, dweight, layout="TN", accumulate=accumulate)
-    if node.wanted(0):
-        dx, accumulate = node.into(0)
-        gemm(dy_RN, weight, dx.reshape(x_RK.shape), layout=layout_dx, accumulate=accumulate)
+
+
+def _input_backward(node: Node, index: int, dy_RN: Array, weight: Array, layout: str) -> None:
+    """The gradient of what was multiplied with the weight, which is input ``index`` of the node."""
+    if node.wanted(index):
+        dx, accumulate = node.into(index)
+        dx_RK = dx.reshape(dy_RN.shape[0], dx.shape[-1])
+        gemm(dy_RN, weight, dx_RK, layout="NT" if layout == "NN" else "NN", accumulate=accumulate)

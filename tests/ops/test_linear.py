@@ -35,8 +35,17 @@ def test_linear_with_an_embedding_table_as_weight(arrays):
     check_operation(lambda x, w: ops.linear(x, w, layout="NT"), lambda x, w: x @ w.T, x, np.ascontiguousarray(weight.T))
 
 
-def test_linear_gelu(arrays):
-    check_operation(ops.linear_gelu, lambda x, w, b: gelu(x @ w + b), *arrays[:3])
+@pytest.mark.parametrize("p", [0, 0.4])
+def test_mlp(arrays, rng, p):
+    x, weight, bias, _ = arrays
+    weight_out, bias_out, residual = (rng.standard_normal(s).astype(np.float32) for s in ((7, 6), (6,), (2, 3, 6)))
+    mask = ops.Dropout(p, seed=5) if p else None
+    keep = dropout_kernels.reference_mask(2 * 3 * 6, p=p, seed=5, offset=0).reshape(2, 3, 6) / (1 - p)
+    check_operation(
+        lambda *inputs: ops.mlp(*inputs, dropout=mask),
+        lambda x, w1, b1, w2, b2, r: (gelu(x @ w1 + b1) @ w2 + b2) * keep + r,
+        *(x, weight, bias, weight_out, bias_out, residual),
+    )
 
 
 def test_linear_residual(arrays):
@@ -75,9 +84,11 @@ def test_errors_name_both_shapes():
     with pytest.raises(ShapeError, match=r"x has shape \(2, 5\), so K=5, but weight \(6, 7\) with layout NN has K=6"):
         ops.linear(x, weight)
     with pytest.raises(ShapeError, match=r"weight \(5, 6\) gives 6 outputs, but bias has shape \(7,\)"):
-        ops.linear_gelu(x, tensor(np.zeros((5, 6))), bias)
+        ops.mlp(x, tensor(np.zeros((5, 6))), bias, weight, bias, x)
+    with pytest.raises(ShapeError, match=r"mlp: x has shape \(2, 7\), so K=7, but weight \(6, 7\) .* has K=6"):
+        ops.mlp(x, tensor(np.zeros((5, 7))), bias, weight, bias, x)
     with pytest.raises(
-        ShapeError, match=r"residual has shape \(2, 6\) but x \(2, 5\) times weight \(5, 7\) has \(2, 7\)"
+        ShapeError, match=r"residual has shape \(2, 6\) but the branch that is added to it has \(2, 7\)"
     ):
         ops.linear_residual(x, tensor(np.zeros((5, 7))), bias, tensor(np.zeros((2, 6))))
     with pytest.raises(ShapeError, match=r"expected .* two axes"):
