@@ -34,13 +34,16 @@ class Kernel:
         The plain function; ``numba.cuda.jit(py_func)`` is the same kernel in any other project.
     name : str
         Module and function, without leading underscores: ``gelu.forward``.
+    cluster : int
+        Blocks that run together and see one another's shared memory (``numstack.device.ptx.cluster``).
     """
 
-    def __init__(self, py_func: Callable[..., None], name: str | None = None) -> None:
+    def __init__(self, py_func: Callable[..., None], name: str | None = None, cluster: int = 1) -> None:
         self.__doc__ = py_func.__doc__
         self.__module__ = py_func.__module__
         self.py_func = py_func
         self.name = name or f"{py_func.__module__.rpartition('.')[2]}.{py_func.__name__.lstrip('_')}"
+        self.cluster = cluster
         self.parameters = tuple(inspect.signature(py_func).parameters)
         self._launches: dict[tuple[Any, ...], Launch] = {}
 
@@ -136,8 +139,8 @@ class CheckedLaunches:
 @overload
 def kernel(py_func: Callable[..., None]) -> Kernel: ...
 @overload
-def kernel(*, name: str) -> Callable[[Callable[..., None]], Kernel]: ...
-def kernel(py_func: Callable[..., None] | None = None, *, name: str | None = None) -> Any:
+def kernel(*, name: str, cluster: int = 1) -> Callable[[Callable[..., None]], Kernel]: ...
+def kernel(py_func: Callable[..., None] | None = None, *, name: str | None = None, cluster: int = 1) -> Any:
     """Make a kernel of a plain numba.cuda function.
 
     Parameters
@@ -146,6 +149,8 @@ def kernel(py_func: Callable[..., None] | None = None, *, name: str | None = Non
         As for ``numba.cuda.jit``; it must return nothing.
     name : str, optional
         What traces and errors call it; by default module and function.
+    cluster : int, optional
+        Blocks of a cluster, for Hopper GPUs; the grid's x must be a multiple.
 
     Examples
     --------
@@ -157,5 +162,5 @@ def kernel(py_func: Callable[..., None] | None = None, *, name: str | None = Non
     >>> double[1, 32](x)
     """
     if py_func is None:
-        return lambda function: Kernel(function, name)
+        return lambda function: Kernel(function, name, cluster)
     return Kernel(py_func, name)

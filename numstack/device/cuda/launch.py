@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 import threading
 from collections.abc import Callable
@@ -36,8 +37,9 @@ class CompiledKernel:
     parameter lies at a multiple of its size, as the driver expects.
     """
 
-    def __init__(self, code: bytes, resources: Resources, arg_types: tuple[types.Type, ...]) -> None:
+    def __init__(self, code: bytes, resources: Resources, arg_types: tuple[types.Type, ...], cluster: int = 1) -> None:
         self.resources = resources
+        self._cluster = cluster
         self._scalars, size = _layout(arg_types)
         self._library = call(driver.cuLibraryLoadData, code, None, None, 0, None, None, 0)
         (kernel,) = call(driver.cuLibraryEnumerateKernels, 1, self._library)
@@ -64,7 +66,10 @@ class CompiledKernel:
             self._shared_bytes = shared_bytes
         for index, pack in self._scalars:
             values[index] = pack(values[index])
-        return partial(self._launch, b"".join(values), grid, block, shared_bytes)
+        arguments = b"".join(values)
+        if self._cluster > 1:
+            return partial(self._launch_clusters, arguments, _clusters(grid, block, shared_bytes, self._cluster))
+        return partial(self._launch, arguments, grid, block, shared_bytes)
 
     def _launch(self, arguments: bytes, grid: Dim, block: Dim, shared_bytes: int, stream: CudaStream) -> None:
         x, y, z = grid
@@ -77,11 +82,36 @@ class CompiledKernel:
         if result:
             raise DriverError("cuLaunchKernel", result.name)
 
+    def _launch_clusters(self, arguments: bytes, config: Any, stream: CudaStream) -> None:
+        with self._lock:
+            self._buffer.raw = arguments
+            config.hStream = stream.driver_handle
+            result = driver.cuLaunchKernelEx(config, self._function, None, self._extra_address)[0]
+        if result:
+            raise DriverError("cuLaunchKernelEx", result.name)
+
+
+@functools.lru_cache(maxsize=1024)
+def _clusters(grid: Dim, block: Dim, shared_bytes: int, cluster: int) -> Any:
+    """A launch shape in clusters of ``cluster`` blocks along x."""
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = block
+    config.sharedMemBytes = shared_bytes
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    value = driver.CUlaunchAttributeValue()
+    value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
+    attribute.value = value
+    config.attrs = [attribute]
+    config.numAttrs = 1
+    return config
+
 
 def load(kernel: Kernel, arg_types: tuple[types.Type, ...], threads: int, architecture: Architecture) -> CompiledKernel:
     """Take the kernel's cubin from the cache, or compile it, and load it on the GPU."""
     cubin = cache.cubin(kernel.py_func, arg_types, threads, architecture)
-    return CompiledKernel(cubin.code, cubin.resources, arg_types)
+    return CompiledKernel(cubin.code, cubin.resources, arg_types, kernel.cluster)
 
 
 _SCALARS = {

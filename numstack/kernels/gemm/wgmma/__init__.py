@@ -1,0 +1,57 @@
+"""wgmma"""
+
+import numpy as np
+
+from numstack.device import Array, Stream, current_device
+from numstack.kernels.gemm.problem import Problem
+from numstack.kernels.gemm.wgmma.config import CHUNK_ROWS, CONSUMERS, THREADS, TILE_K, Config
+from numstack.kernels.gemm.wgmma.epilogue import Outputs
+from numstack.kernels.gemm.wgmma.gather import BLOCK, FOURS, Gathered, make_gather
+from numstack.kernels.gemm.wgmma.kernel import Form, make_kernel
+from numstack.kernels.launch import ceil_div
+
+DTYPES = {np.dtype(np.uint16): "bf16", np.dtype(np.float16): "f16", np.dtype(np.float32): "f32"}
+
+
+def launch(problem: Problem, stream: Stream | None, config: Config, workspace: Array | None = None) -> None:
+    """Run the product, cut as ``config`` says."""
+    device = current_device()
+    spec, m, n, k, a, b, c, bias, residual, preactivation, alpha = problem
+    adds_to_c = residual is c and c.dtype == np.float32
+    outputs = Outputs(
+        dtype=DTYPES[c.dtype],
+        has_bias=spec.has_bias,
+        has_gelu=spec.has_gelu,
+        has_residual=spec.has_residual and not adds_to_c,
+        keeps_preactivation=spec.keeps_preactivation,
+        adds_to_c=adds_to_c,
+    )
+    form = Form(spec.name("wgmma"), spec.a_is_KM, spec.b_is_NK, DTYPES[a.dtype], outputs)
+    box_of_c = (CHUNK_ROWS, outputs.chunk_columns)
+    a_map = device.tensor_map(a, (TILE_K, 64) if spec.a_is_KM else (config.tile_m, TILE_K))
+    b_box = (config.tile_n // config.cluster, TILE_K) if spec.b_is_NK else (TILE_K // config.cluster, 64)
+    b_map = device.tensor_map(b, b_box)
+    c_map = device.tensor_map(c, box_of_c)
+    kept_map = c_map if preactivation is None else device.tensor_map(preactivation, box_of_c)
+    residual_map = c_map if residual is None else device.tensor_map(residual, box_of_c)
+    tiles_m = ceil_div(m, config.tile_m * config.cluster)
+    tiles_n = ceil_div(n, config.tile_n)
+    tiles = tiles_m * tiles_n
+    k_steps = ceil_div(k, TILE_K)
+    workers = device.properties.multiprocessors // config.cluster
+    whole = tiles
+    if config.spread and tiles % workers:
+        whole = max(0, tiles // workers - 1) * workers
+    if whole == tiles:
+        workers = min(workers, tiles)
+    partials = c if workspace is None else workspace
+    make_kernel(form, config)[workers * config.cluster, THREADS, stream, config.shared_bytes(spec.has_bias)](
+        a_map, b_map, c_map, kept_map, residual_map, c if bias is None else bias, partials,
+        tiles_m, tiles_n, tiles, whole, k_steps, alpha, flops=problem.flops,
+    )  # fmt: skip
+    if whole < tiles:
+        grid = (tiles - whole, config.cluster * CONSUMERS, config.tile_n // 8 // FOURS)
+        gathered = Gathered(form.name + " gather", spec.has_residual)
+        make_gather(gathered, config)[grid, BLOCK, stream](
+            partials, c, tiles_m, tiles_n, tiles, whole, k_steps, workers, alpha
+        )

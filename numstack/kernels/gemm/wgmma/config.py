@@ -1,0 +1,59 @@
+"""How a Hopper kernel is cut: what a tuner may choose, and the shared memory that it takes."""
+
+from typing import NamedTuple
+
+TILE_K = 64  # 128 bytes of 16-bit values: the longest swizzle
+CONSUMERS = 2
+THREADS = 128 * (1 + CONSUMERS)
+CHUNK_ROWS = 64
+CHUNK_BYTES = CHUNK_ROWS * 128  # a piece of c on its way out: 64 rows of 128 bytes
+BARRIER_BYTES = 512  # full and empty stages, pieces of c loaded, lag: 8 bytes each
+SHARED_MOST = 232_448
+
+
+class Config(NamedTuple):
+    """Choices that change speed, not results (but for the order of sums, with ``spread``).
+
+    Attributes
+    ----------
+    tile_m, tile_n : int
+        Tile of c that a block computes; each of two warpgroups has half of its rows, 64 or 128.
+    stages : int
+        Tiles of a and b, 64 deep, that are loaded ahead.
+    buffers : int
+        Pieces of c (64 rows of 128 bytes) that a warpgroup has room for.
+    group : int
+        Rows of tiles that are worked through together, column by column, so that what they share stays in the L2 cache.
+    cluster : {1, 2}
+        Blocks, above one another in c, that share each tile of b.
+    lag : int
+        Steps of k by which the second warpgroup starts later, so that one stores while the other multiplies.
+    spread : bool
+        Whether the tiles that do not fill all multiprocessors are cut along k, evenly (stream-K).
+    """
+
+    tile_m: int = 128
+    tile_n: int = 256
+    stages: int = 4
+    buffers: int = 2
+    group: int = 16
+    cluster: int = 1
+    lag: int = 0
+    spread: bool = False
+
+    @property
+    def a_bytes(self) -> int:
+        return self.tile_m * TILE_K * 2
+
+    @property
+    def b_bytes(self) -> int:
+        return self.tile_n * TILE_K * 2
+
+    def head_bytes(self, has_bias: bool) -> int:
+        """Shared memory before the tiles: barriers, and a row of the bias for each warpgroup."""
+        return -(-(BARRIER_BYTES + (CONSUMERS * self.tile_n * 4 if has_bias else 0)) // 1024) * 1024
+
+    def shared_bytes(self, has_bias: bool) -> int:
+        """Dynamic shared memory. It starts at a multiple of 1024 if there is no other, as the swizzle needs."""
+        tiles = self.stages * (self.a_bytes + self.b_bytes)
+        return self.head_bytes(has_bias) + tiles + CONSUMERS * self.buffers * CHUNK_BYTES

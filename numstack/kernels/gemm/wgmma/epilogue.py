@@ -1,0 +1,225 @@
+"""From accumulators to c: what follows the product, through shared memory, by the copy engine.
+
+A warpgroup has 64 rows of accumulators. It takes them in chunks of 128 bytes a row: registers, the epilogue, a buffer
+in shared memory (swizzled, written by ``stmatrix``), one thread's TMA store, which clips at c's edges. The residual
+comes the opposite way, by a TMA load into the buffer that the chunk leaves by.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from numba import cuda, float32, int32, uint32
+
+from numstack.device.ptx import math as ptx_math
+from numstack.device.ptx import mbarrier, packing, shared, sync, tma
+from numstack.kernels.gemm.wgmma.config import CHUNK_BYTES, Config
+
+_TWO_LOG2E_SCALE = float32(-2.0 * 1.4426950408889634 * 0.7978845608028654)
+_CUBIC = float32(0.044715)
+
+
+class Outputs(NamedTuple):
+    """What the epilogue does; constants in the kernel's source."""
+
+    dtype: str  # of c: "bf16", "f16" or "f32"
+    has_bias: bool
+    has_gelu: bool
+    has_residual: bool
+    keeps_preactivation: bool
+    adds_to_c: bool
+
+    @property
+    def chunk_columns(self) -> int:
+        return 128 // (4 if self.dtype == "f32" else 2)
+
+
+@cuda.jit(device=True)
+def gelu_tanh(x):
+    """GELU, tanh form, by one exponential and one reciprocal: x / (1 + exp(-2 u))."""
+    e = ptx_math.exp2(_TWO_LOG2E_SCALE * (x + _CUBIC * x * x * x))
+    return x * ptx_math.reciprocal(float32(1) + e)
+
+
+@cache
+def make_store_rows(outputs: Outputs, config: Config, row_block: int) -> Any:
+    """A device function that stores 64 rows of accumulators, the ``row_block``-th of its warpgroup.
+
+    ``x, y`` are column and row of the tile's part of c, ``staging`` and ``loaded`` the warpgroup's buffers and their
+    barriers, ``parity`` the phase in which residuals of this tile are loaded first, ``bias`` the address of its row.
+    """
+    chunks = config.tile_n // outputs.chunk_columns
+    store: Any = None
+    for chunk in reversed(range(chunks)):
+        store = _in_turn(_make_store_chunk(outputs, config, row_block, chunk), store)
+    return store
+
+
+def _in_turn(first: Any, second: Any) -> Any:
+    """One after the other. A loop over chunks would do, if compilers could be relied on to unroll it: accumulators must
+    be indexed by constants.
+    """
+    if second is None:
+        return first
+
+    @cuda.jit(device=True)
+    def both(acc, c, kept, residual, x, y, staging, loaded, parity, thread, consumer, bias, alpha):
+        first(acc, c, kept, residual, x, y, staging, loaded, parity, thread, consumer, bias, alpha)
+        second(acc, c, kept, residual, x, y, staging, loaded, parity, thread, consumer, bias, alpha)
+
+    return both
+
+
+def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: int) -> Any:
+    """A device function that stores 128 bytes of each of 64 rows."""
+    dtype, has_bias, has_gelu, has_residual = outputs.dtype, outputs.has_bias, outputs.has_gelu, outputs.has_residual
+    keeps_preactivation, adds_to_c = outputs.keeps_preactivation, outputs.adds_to_c
+    is_wide = dtype == "f32"
+    columns = outputs.chunk_columns
+    chunks = config.tile_n // columns
+    total = chunks * (config.tile_m // 128)
+    number = row_block * chunks + chunk
+    a_chunk = 2 if keeps_preactivation else 1  # buffers
+    buffers = config.buffers // a_chunk
+    slot = (number % buffers) * a_chunk
+    is_first, takes_used_buffer = number == 0, number >= buffers
+    needs_bias = has_bias and has_residual and chunk == 0
+    turn = (number // buffers) & 1
+    loads_next = has_residual and number + buffers < total
+    load_residual = make_load_residual(outputs, config)
+    wait_all_read = tma.make_wait(0, reads_only=True)
+    wait_one_read = tma.make_wait(buffers - 1, reads_only=True)
+    meet_first, meet_second = sync.make_barrier(1, 128), sync.make_barrier(2, 128)
+    pack = packing.pack_f16 if dtype == "f16" else packing.pack_bf16
+    low = packing.low_f16 if dtype == "f16" else packing.low_bf16
+    high = packing.high_f16 if dtype == "f16" else packing.high_bf16
+
+    @cuda.jit(device=True)
+    def meet_group(consumer):
+        if consumer == 0:
+            meet_first()
+        else:
+            meet_second()
+
+    @cuda.jit(device=True)
+    def store_part_float32(acc, part, at, kept_at, bias, thread, alpha):
+        values = cuda.local.array(4, float32)
+        first = (chunk * 4 + part) * 4
+        for i in range(4):
+            values[i] = acc[first + i] * alpha
+        if has_bias:
+            left, right = shared.load2(uint32(bias + uint32((chunk * 32 + part * 8 + (thread & 3) * 2) * 4)))
+            values[0] += left
+            values[1] += right
+            values[2] += left
+            values[3] += right
+        if keeps_preactivation:
+            shared.store2(kept_at, values[0], values[1])
+            shared.store2(uint32(kept_at + uint32(1024)), values[2], values[3])
+        if has_gelu:
+            for i in range(4):
+                values[i] = gelu_tanh(values[i])
+        if has_residual:
+            left, right = shared.load2(at)
+            values[0] += left
+            values[1] += right
+            left, right = shared.load2(uint32(at + uint32(1024)))
+            values[2] += left
+            values[3] += right
+        shared.store2(at, values[0], values[1])
+        shared.store2(uint32(at + uint32(1024)), values[2], values[3])
+
+    @cuda.jit(device=True)
+    def store_part_16(acc, part, at, kept_at, bias, thread, alpha):
+        values = cuda.local.array(8, float32)
+        words = cuda.local.array(4, uint32)
+        first = (chunk * 8 + part * 2) * 4
+        for i in range(8):
+            values[i] = acc[first + i] * alpha
+        if has_bias:
+            from_column = uint32(bias + uint32((chunk * 64 + part * 16 + (thread & 3) * 2) * 4))
+            for half in range(2):
+                left, right = shared.load2(uint32(from_column + uint32(32 * half)))
+                values[4 * half] += left
+                values[4 * half + 1] += right
+                values[4 * half + 2] += left
+                values[4 * half + 3] += right
+        if keeps_preactivation:
+            for i in range(4):
+                words[i] = pack(values[2 * i], values[2 * i + 1])
+            shared.store_matrices(kept_at, words, 0)
+        if has_gelu:
+            for i in range(8):
+                values[i] = gelu_tanh(values[i])
+        if has_residual:
+            shared.load_matrices(at, words, 0)
+            for i in range(4):
+                values[2 * i] += low(words[i])
+                values[2 * i + 1] += high(words[i])
+        for i in range(4):
+            words[i] = pack(values[2 * i], values[2 * i + 1])
+        shared.store_matrices(at, words, 0)
+
+    store_part = store_part_float32 if is_wide else store_part_16
+
+    @cuda.jit(device=True)
+    def store_chunk(acc, c, kept, residual, x, y, staging, loaded, parity, thread, consumer, bias, alpha):
+        lane = thread & int32(31)
+        warp = thread >> int32(5)
+        if is_wide:
+            g = lane >> 2
+            place = uint32((warp * 16 + g) * 128 + ((((lane >> 1) & 1) ^ g) << 4) + ((lane & 1) << 3))
+        else:
+            place = uint32((warp * 16 + (lane & 15)) * 128 + (((lane >> 4) ^ (lane & 7)) << 4))
+        buffer = uint32(staging + uint32(slot * CHUNK_BYTES))
+        kept_buffer = uint32(buffer + uint32(CHUNK_BYTES))
+        if has_residual:
+            if needs_bias:
+                meet_group(consumer)
+            mbarrier.wait(loaded + uint32(8 * slot), parity ^ uint32(turn))
+        else:
+            if thread == 0:
+                if is_first:
+                    wait_all_read()
+                if takes_used_buffer:
+                    wait_one_read()
+            meet_group(consumer)
+        for part in range(4):
+            flip = uint32(part << 5)
+            store_part(
+                acc, part, uint32(buffer + (place ^ flip)), uint32(kept_buffer + (place ^ flip)), bias, thread, alpha
+            )
+        tma.fence_async()
+        meet_group(consumer)
+        if thread == 0:
+            column = int32(x + chunk * columns)
+            if adds_to_c:
+                tma.add_2d(c, buffer, column, y)
+            else:
+                tma.store_2d(c, buffer, column, y)
+            if keeps_preactivation:
+                tma.store_2d(kept, kept_buffer, column, y)
+            tma.commit()
+            if loads_next:
+                wait_all_read()
+                load_residual(residual, x, int32(y - 64 * row_block), staging, loaded, number + buffers)
+
+    return store_chunk
+
+
+@cache
+def make_load_residual(outputs: Outputs, config: Config) -> Any:
+    """A device function by which one thread loads a chunk's residual into its buffer; nothing else may be in there."""
+    columns = outputs.chunk_columns
+    chunks = config.tile_n // columns
+    buffers = config.buffers
+
+    @cuda.jit(device=True)
+    def load_residual(residual, x, y, staging, loaded, number):
+        slot = uint32(number % buffers)
+        barrier = uint32(loaded + uint32(8) * slot)
+        mbarrier.arrive_and_expect(barrier, uint32(CHUNK_BYTES))
+        column = int32(x + (number % chunks) * columns)
+        row = int32(y + (number // chunks) * 64)
+        tma.load_2d(residual, uint32(staging + uint32(CHUNK_BYTES) * slot), barrier, column, row)
+
+    return load_residual

@@ -1,0 +1,286 @@
+"""The kernel: one warpgroup loads tiles with the copy engine, two multiply them and store c, block after block of c."""
+
+from functools import cache
+from typing import NamedTuple
+
+from numba import cuda, float32, int32, uint8, uint16, uint32, uint64
+
+from numstack.device import Kernel, kernel, widen
+from numstack.device.ptx import cluster, integers, mbarrier, shared, sync, tma, vectors, wgmma
+from numstack.kernels.gemm.wgmma.config import BARRIER_BYTES, CHUNK_BYTES, CONSUMERS, TILE_K, Config
+from numstack.kernels.gemm.wgmma.epilogue import Outputs, make_load_residual, make_store_rows
+from numstack.kernels.gemm.wgmma.schedule import make_tile_position, share_begin
+
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232
+HALF_COUNT = CONSUMERS  # arrivals of one block that empty a stage
+
+
+class Form(NamedTuple):
+    """What the kernel computes; with a Config, all that is constant in its source."""
+
+    name: str
+    a_is_KM: bool
+    b_is_NK: bool
+    dtype: str  # of a and b: "bf16" or "f16"
+    outputs: Outputs
+
+
+@cache
+def make_kernel(form: Form, config: Config) -> Kernel:
+    """The kernel of a form of product, cut as ``config`` says."""
+    a_is_KM, b_is_NK, outputs = form.a_is_KM, form.b_is_NK, form.outputs
+    tile_m, tile_n, stages, buffers, blocks = (
+        config.tile_m,
+        config.tile_n,
+        config.stages,
+        config.buffers,
+        config.cluster,
+    )
+    spread, lag = config.spread, config.lag
+    a_bytes, b_bytes, head_bytes = config.a_bytes, config.b_bytes, config.head_bytes(outputs.has_bias)
+    rows = tile_m // CONSUMERS  # of a consumer: one or two accumulators of 64
+    is_tall = rows == 128
+    n_registers = tile_n // 2
+    n_registers_below = n_registers if is_tall else 4
+    staging_bytes = buffers * CHUNK_BYTES
+    a_part = rows * 128  # from one consumer's rows of a's tile to the other's, either way it lies
+    a_descriptor = wgmma.make_mn_major(TILE_K) if a_is_KM else wgmma.k_major
+    b_descriptor = wgmma.k_major if b_is_NK else wgmma.make_mn_major(TILE_K)
+    a_step = 128 if a_is_KM else 2
+    b_step = 2 if b_is_NK else 128
+    a_below = 64 * 128 // 16
+    multiply = wgmma.make_multiply(tile_n, form.dtype, a_is_KM, not b_is_NK)
+    wait_previous = wgmma.make_wait(1)
+    wait_last = wgmma.make_wait(0, n_registers)
+    give_registers = sync.make_set_registers("dec", PRODUCER_REGISTERS)
+    take_registers = sync.make_set_registers("inc", CONSUMER_REGISTERS)
+    wait_all_read = tma.make_wait(0, reads_only=True)
+    tile_position = make_tile_position(config.group)
+    has_bias, has_residual = outputs.has_bias, outputs.has_residual
+    chunks = tile_n // outputs.chunk_columns * (2 if is_tall else 1)
+    loads_a_tile = chunks // buffers  # of each buffer
+    first_loads = min(chunks, buffers)
+    load_residual = make_load_residual(outputs, config)
+    store_rows, store_rows_below = make_store_rows(outputs, config, 0), make_store_rows(outputs, config, 1)
+    n_boxes_a, n_boxes_b = tile_m // 64, tile_n // 64
+    shared_half = tile_n // 2 * 128 if b_is_NK else 32 * 128  # of b's tile, loaded by each block of a pair
+
+    @cuda.jit(device=True)
+    def load_a(a, target, barrier, row, depth):
+        if a_is_KM:
+            for box in range(n_boxes_a):
+                tma.load_2d(a, uint32(target + uint32(box * 8192)), barrier, int32(row + box * 64), depth)
+        else:
+            tma.load_2d(a, target, barrier, depth, row)
+
+    @cuda.jit(device=True)
+    def load_b(b, target, barrier, column, depth, block):
+        if blocks == 1:
+            if b_is_NK:
+                tma.load_2d(b, target, barrier, depth, column)
+            else:
+                for box in range(n_boxes_b):
+                    tma.load_2d(b, uint32(target + uint32(box * 8192)), barrier, int32(column + box * 64), depth)
+        else:
+            mine = uint32(target + uint32(block) * uint32(shared_half))
+            if b_is_NK:
+                first = int32(column + block * (tile_n // 2))
+                cluster.load_2d(b, mine, barrier, uint16(3), depth, first)
+            else:
+                first = int32(depth + block * 32)
+                for box in range(n_boxes_b):
+                    at = uint32(mine + uint32(box * 8192))
+                    cluster.load_2d(b, at, barrier, uint16(3), int32(column + box * 64), first)
+
+    @kernel(name=form.name, cluster=blocks)
+    def product(a, b, c, kept, residual, bias_N, partials, tiles_m, tiles_n, tiles, whole, k_steps, alpha):
+        head = integers.shared_address(cuda.shared.array(0, uint8))
+        tiles_of_a = uint32(head + uint32(head_bytes))
+        tiles_of_b = uint32(tiles_of_a + uint32(stages * a_bytes))
+        staging = uint32(tiles_of_b + uint32(stages * b_bytes))
+        full = head
+        empty = uint32(full + uint32(8 * stages))
+        loaded = uint32(empty + uint32(8 * stages))
+        lagged = uint32(loaded + uint32(8 * CONSUMERS * buffers))
+        thread = int32(cuda.threadIdx.x)
+        uniform_warp = sync.uniform(uint32(thread) >> uint32(5))
+        group = uint32(uniform_warp >> uint32(2))
+        if blocks == 1:
+            block = int32(0)
+            worker = int32(cuda.blockIdx.x)
+            workers = int32(cuda.gridDim.x)
+        else:
+            block = int32(cuda.blockIdx.x & 1)
+            worker = int32(cuda.blockIdx.x >> 1)
+            workers = int32(cuda.gridDim.x >> 1)
+        if thread == 0:
+            for stage in range(stages):
+                mbarrier.init(full + uint32(8 * stage), uint32(1))
+                mbarrier.init(empty + uint32(8 * stage), uint32(CONSUMERS * blocks))
+            for slot in range(CONSUMERS * buffers):
+                mbarrier.init(loaded + uint32(8 * slot), uint32(1))
+            mbarrier.init(lagged, uint32(1))
+            mbarrier.fence_init()
+        if blocks == 1:
+            cuda.syncthreads()
+        else:
+            cluster.barrier()
+
+        # A worker takes whole tiles, every so many, then its share of the steps of the tiles that are left.
+        tile = worker
+        unit = int32(0)
+        unit_end = int32(0)
+        if spread:
+            units = integers.multiply(integers.subtract(tiles, whole), k_steps)
+            unit = share_begin(worker, workers, units)
+            unit_end = share_begin(integers.add(worker, int32(1)), workers, units)
+        stage = uint32(0)
+        phase = uint32(0)
+        if group == 0:
+            give_registers()
+            if uniform_warp == uint32(0) and sync.elect():
+                while tile < whole or unit < unit_end:
+                    number = tile
+                    k_begin = int32(0)
+                    k_end = k_steps
+                    if spread and tile >= whole:
+                        of_rest = integers.divide(unit, k_steps)
+                        number = integers.add(whole, of_rest)
+                        k_begin = integers.subtract(unit, integers.multiply(of_rest, k_steps))
+                        k_end = int32(min(k_steps, integers.subtract(integers.add(k_begin, unit_end), unit)))
+                        unit = integers.add(unit, integers.subtract(k_end, k_begin))
+                    tile = integers.add(tile, workers) if tile < whole else tile
+                    row_of_tiles, column_of_tiles = tile_position(number, tiles_m, tiles_n)
+                    row = int32((row_of_tiles * blocks + block) * tile_m)
+                    column = int32(column_of_tiles * tile_n)
+                    for k in range(k_begin, k_end):
+                        barrier = uint32(full + uint32(8) * stage)
+                        mbarrier.wait(empty + uint32(8) * stage, phase ^ uint32(1))
+                        mbarrier.arrive_and_expect(barrier, uint32(a_bytes + b_bytes))
+                        depth = int32(k * TILE_K)
+                        load_a(a, uint32(tiles_of_a + stage * uint32(a_bytes)), barrier, row, depth)
+                        load_b(b, uint32(tiles_of_b + stage * uint32(b_bytes)), barrier, column, depth, block)
+                        stage = uint32(stage + uint32(1))
+                        if stage == uint32(stages):
+                            stage = uint32(0)
+                            phase = uint32(phase ^ uint32(1))
+        else:
+            take_registers()
+            consumer = int32(group - uint32(1))
+            mine = int32(thread & 127)
+            my_staging = uint32(staging + uint32(consumer) * uint32(staging_bytes))
+            my_loaded = uint32(loaded + uint32(consumer) * uint32(8 * buffers))
+            my_bias = uint32(head + uint32(BARRIER_BYTES) + uint32(consumer * (4 * tile_n)))
+            my_rows_of_a = uint32(tiles_of_a + uint32(consumer) * uint32(a_part))
+            acc = cuda.local.array(n_registers, float32)
+            below = cuda.local.array(n_registers_below, float32)
+            for i in range(n_registers):
+                acc[i] = float32(0)
+            for i in range(n_registers_below):
+                below[i] = float32(0)
+            parity = uint32(0)
+            bias_left = float32(0)
+            bias_right = float32(0)
+            done = int32(0)
+            which = int32(0)
+            if lag > 0 and consumer == 1:
+                mbarrier.wait(lagged, uint32(0))
+            while tile < whole or unit < unit_end:
+                number = tile
+                k_begin = int32(0)
+                k_end = k_steps
+                if spread and tile >= whole:
+                    of_rest = integers.divide(unit, k_steps)
+                    number = integers.add(whole, of_rest)
+                    k_begin = integers.subtract(unit, integers.multiply(of_rest, k_steps))
+                    k_end = int32(min(k_steps, integers.subtract(integers.add(k_begin, unit_end), unit)))
+                    unit = integers.add(unit, integers.subtract(k_end, k_begin))
+                tile = integers.add(tile, workers) if tile < whole else tile
+                row_of_tiles, column_of_tiles = tile_position(number, tiles_m, tiles_n)
+                row = int32((row_of_tiles * blocks + block) * tile_m + consumer * rows)
+                column = int32(column_of_tiles * tile_n)
+                if has_residual and mine == 0:
+                    wait_all_read()
+                    for first in range(first_loads):
+                        load_residual(residual, column, row, my_staging, my_loaded, first)
+                if has_bias:
+                    at = int32(column + 2 * mine)
+                    bias_left = widen(bias_N[at]) if at < bias_N.shape[0] else float32(0)
+                    bias_right = widen(bias_N[at + 1]) if at + 1 < bias_N.shape[0] else float32(0)
+                previous = stage
+                for k in range(k_begin, k_end):
+                    mbarrier.wait(full + uint32(8) * stage, phase)
+                    from_a = a_descriptor(uint32(my_rows_of_a + stage * uint32(a_bytes)))
+                    from_b = b_descriptor(uint32(tiles_of_b + stage * uint32(b_bytes)))
+                    wgmma.fence()
+                    keep = int32(k != k_begin)
+                    for sixteen in range(4):
+                        left_16 = from_a + uint64(a_step * sixteen)
+                        right_16 = from_b + uint64(b_step * sixteen)
+                        multiply(acc, left_16, right_16, keep)
+                        if is_tall:
+                            multiply(below, left_16 + uint64(a_below), right_16, keep)
+                        keep = int32(1)
+                    wgmma.commit()
+                    wait_previous()
+                    if k != k_begin and mine < blocks:
+                        if blocks == 1:
+                            mbarrier.arrive(empty + uint32(8) * previous)
+                        else:
+                            cluster.arrive(empty + uint32(8) * previous, uint32(mine))
+                    if lag > 0 and consumer == 0:
+                        done = integers.add(done, int32(1))
+                        if done == int32(lag) and mine == 0:
+                            mbarrier.arrive(lagged)
+                    previous = stage
+                    stage = uint32(stage + uint32(1))
+                    if stage == uint32(stages):
+                        stage = uint32(0)
+                        phase = uint32(phase ^ uint32(1))
+                wait_last(acc)
+                if is_tall:
+                    wait_last(below)
+                if mine < blocks:
+                    if blocks == 1:
+                        mbarrier.arrive(empty + uint32(8) * previous)
+                    else:
+                        cluster.arrive(empty + uint32(8) * previous, uint32(mine))
+                if has_bias and 2 * mine < tile_n:
+                    shared.store2(uint32(my_bias + uint32(8 * mine)), bias_left, bias_right)
+                if spread and integers.subtract(k_end, k_begin) != k_steps:
+                    place = integers.add(integers.multiply(worker, int32(blocks)), block)
+                    place = integers.add(integers.multiply(place, int32(2)), which)
+                    place = integers.add(integers.multiply(place, int32(CONSUMERS)), consumer)
+                    for i in range(n_registers // 4):
+                        vectors.store4(partials, ((place * (n_registers // 4) + i) * 128 + mine) * 4, acc, 4 * i)
+                    which = int32(1)
+                else:
+                    store_rows(
+                        acc,
+                        c,
+                        kept,
+                        residual,
+                        column,
+                        row,
+                        my_staging,
+                        my_loaded,
+                        parity,
+                        mine,
+                        consumer,
+                        my_bias,
+                        alpha,
+                    )
+                    if is_tall:
+                        store_rows_below(
+                            below, c, kept, residual, column, int32(row + 64), my_staging, my_loaded, parity, mine,
+                            consumer, my_bias, alpha,
+                        )  # fmt: skip
+                    parity = uint32(parity ^ uint32(loads_a_tile & 1))
+            if lag > 0 and consumer == 0 and mine == 0 and done < int32(lag):
+                mbarrier.arrive(lagged)
+            if mine == 0:
+                wait_all_read()
+        if blocks > 1:
+            cluster.barrier()
+
+    return product
