@@ -53,6 +53,20 @@ def test_quotients_and_what_is_left(dtype: type) -> None:
 
 
 @kernel
+def _counted(y_N, n):
+    total = 0
+    for i in range(integers.opaque(n)):
+        total += i
+    y_N[cuda.grid(1)] = total
+
+
+def test_an_opaque_number_is_the_number(hopper: Bench) -> None:
+    y = hopper.array(poisoned(32, np.int32))
+    _counted[1, 32](y, 10)
+    np.testing.assert_array_equal(hopper.result(y), 45)
+
+
+@kernel
 def _addresses(y_N):
     plain = cuda.shared.array(4, uint32)
     dynamic = cuda.shared.array(0, uint8)

@@ -21,6 +21,8 @@ def _functions(x_N, y_RN):
         y_RN[1, i] = math.reciprocal(x_N[i])
         y_RN[2, i] = math.rsqrt(abs(x_N[i]))
         y_RN[3, i] = math.tanh(x_N[i])
+        y_RN[4, i] = math.log2(abs(x_N[i]))
+        y_RN[5, i] = math.maximum(x_N[i], -x_N[i])
 
 
 # Row of the kernel's output, the function in float64, and the largest relative error: PTX ISA's and a rounding.
@@ -29,22 +31,26 @@ FUNCTIONS: list[tuple[int, Callable[[np.ndarray], np.ndarray], float]] = [
     (1, lambda x: 1 / x, 2**-22.5),
     (2, lambda x: 1 / np.sqrt(np.abs(x)), 2**-22),
     (3, np.tanh, 2**-10.9),
+    (4, lambda x: np.log2(np.abs(x)), 2**-20),
+    (5, np.abs, 0),
 ]
 
 
-@pytest.mark.parametrize(("row", "exact", "error"), FUNCTIONS, ids=["exp2", "reciprocal", "rsqrt", "tanh"])
+@pytest.mark.parametrize(
+    ("row", "exact", "error"), FUNCTIONS, ids=["exp2", "reciprocal", "rsqrt", "tanh", "log2", "maximum"]
+)
 def test_within_the_stated_error(row: int, exact: Callable[[np.ndarray], np.ndarray], error: float) -> None:
     magnitude = np.geomspace(1e-4, 100, 2000, dtype=np.float32)
     x = np.concatenate([-magnitude, magnitude])
-    y = to_device(poisoned((4, x.size)))
+    y = to_device(poisoned((6, x.size)))
     _functions[-(-x.size // 128), 128](to_device(x), y)
     expected = exact(x.astype(np.float64))
-    np.testing.assert_allclose(to_host(y)[row], expected, rtol=error)
+    np.testing.assert_allclose(to_host(y)[row], expected, rtol=error, atol=2**-21 if row == 4 else 0)
 
 
 def test_at_the_ends() -> None:
     x = np.array([-np.inf, -200, 0, np.inf], np.float32)
-    y = to_device(poisoned((4, x.size)))
+    y = to_device(poisoned((6, x.size)))
     with np.errstate(divide="ignore"):
         _functions[1, 128](to_device(x), y)
     found = to_host(y)

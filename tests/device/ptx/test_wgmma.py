@@ -113,6 +113,53 @@ def test_other_widths(hopper: Bench, n: int) -> None:
 
 
 @functools.cache
+def _make_first_kernel(n: int) -> Kernel:
+    begin, multiply = wgmma.make_first_multiply(n, "bf16"), wgmma.make_multiply(n, "bf16")
+    wait, k_major, n_accumulators = wgmma.make_wait(0, n // 2), wgmma.k_major, n // 2
+
+    @kernel(name=f"wgmma that begins n={n}")
+    def product(a, b, registers, rounds):
+        shared = cuda.shared.array(0, uint8)
+        barriers = cuda.shared.array(1, uint64)
+        barrier = integers.shared_address(barriers)
+        a_tile = integers.round_up_1024(integers.shared_address(shared))
+        b_tile = uint32(a_tile + uint32(TILE_BYTES))
+        if cuda.threadIdx.x == 0:
+            mbarrier.init(barrier, uint32(1))
+            mbarrier.fence_init()
+            mbarrier.arrive_and_expect(barrier, uint32(TILE_BYTES + n * K * 2))
+            tma.load_2d(a, a_tile, barrier, 0, 0)
+            tma.load_2d(b, b_tile, barrier, 0, 0)
+        cuda.syncthreads()
+        mbarrier.wait(barrier, uint32(0))
+        acc = cuda.local.array(n_accumulators, float32)
+        for _ in range(rounds):
+            wgmma.fence()
+            begin(acc, k_major(a_tile), k_major(b_tile))
+            multiply(acc, k_major(a_tile) + uint64(2), k_major(b_tile) + uint64(2), int32(1))
+            multiply(acc, k_major(a_tile) + uint64(4), k_major(b_tile) + uint64(4), int32(1))
+            multiply(acc, k_major(a_tile) + uint64(6), k_major(b_tile) + uint64(6), int32(1))
+            wgmma.commit()
+            wait(acc)
+        for i in range(n_accumulators):
+            registers[i, cuda.threadIdx.x] = acc[i]
+
+    return product
+
+
+def test_a_sum_begins_without_what_was_there(hopper: Bench) -> None:
+    n = 64
+    a, b = _operands(n, BFLOAT16)
+    device = current_device()
+    a_array, b_array = hopper.array(_stored(a)), hopper.array(_stored(b.T))
+    c = hopper.array(poisoned((n // 2, 128)))
+    a_map, b_map = device.tensor_map(a_array, (64, K)), device.tensor_map(b_array, (n, K))
+    _make_first_kernel(n)[1, 128, None, SHARED_BYTES](a_map, b_map, c, 3)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    np.testing.assert_allclose(_matrix(hopper.result(c)), exact, rtol=1e-5, atol=1e-4)
+
+
+@functools.cache
 def _make_registers_kernel(n: int, dtype: str, b_is_KN: bool) -> Kernel:
     multiply = wgmma.make_multiply_registers(n, dtype, b_is_KN)
     wait, drain = wgmma.make_wait(0, n // 2), wgmma.make_wait(1)
