@@ -3,6 +3,7 @@
 from numstack.simt.accesses import Accesses, accesses
 from numstack.simt.cache import cache_directory, write_atomically
 from numstack.simt.checks import KernelFault
+from numstack.simt.collective import collective
 from numstack.simt.compile import CompiledKernel, compile_kernel
 from numstack.simt.digest import functions_reached, source_digest
 from numstack.simt.interpret import interpret
@@ -15,6 +16,7 @@ __all__ = [
     "Stop",
     "accesses",
     "cache_directory",
+    "collective",
     "compile_kernel",
     "functions_reached",
     "interpret",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numba import njit
 
-from numstack.simt.arrays import Array
+from numstack.simt.arrays import Array, load, store
 from numstack.simt.checks import Fault, LocalMemory, SharedMemory, Site
 from numstack.simt.scalars import Int32, Undefined, as_numpy_dtype
-from numstack.simt.threaded import BARRIERS
+from numstack.simt.threaded import BARRIERS, WARP_OPERATIONS
 
 if TYPE_CHECKING:
     from numstack.simt.interpret import Launch
@@ -183,12 +185,39 @@ class Block:
                 here = [t for t in remaining if t.request[0] == operation and int(t.request[1]) & 0xFFFFFFFF == mask]
                 remaining = [t for t in remaining if t not in here]
                 if here == group:
-                    _answer(operation, group)
+                    if operation in WARP_OPERATIONS:
+                        _answer(operation, group)
+                    else:
+                        self._compute(group)
                     _synchronise(warp, group)
                     released += group
         if not released:
             self._report_warp(waiting)
         return released
+
+    def _compute(self, group: list[Thread]) -> None:
+        """Call a `collective` function on the local arrays that the lanes of a warp came with."""
+        requests: list[Any] = [thread.request for thread in group]
+        name, _, function, *_ = requests[0]
+        if len(group) < WARP_SIZE:
+            raise Fault("divergence", f"{name} takes all 32 lanes of a warp, but only {len(group)} come to it")
+        operands = []
+        for position in range(len(requests[0][3:]) // 3):
+            array, first, count = requests[0][3 + 3 * position :][:3]
+            by_lane = np.empty((WARP_SIZE, count), array.dtype)
+            if position in function.collective_reads:
+                for lane, thread in enumerate(group):
+                    self.launch.thread = thread
+                    registers = requests[lane][3 + 3 * position].reshape(-1)
+                    by_lane[lane] = [load(registers, first + i, ("", 0)) for i in range(count)]
+            operands.append(by_lane)
+        _compiled(function)(*operands)
+        for position in function.collective_writes:
+            for lane, thread in enumerate(group):
+                self.launch.thread = thread
+                registers, first = requests[lane][3 + 3 * position].reshape(-1), requests[lane][4 + 3 * position]
+                for i, value in enumerate(operands[position][lane]):
+                    store(registers, first + i, value, ("", 0))
 
     def _report_warp(self, waiting: list[Thread]) -> None:
         self.launch.thread = first = waiting[0]
@@ -200,6 +229,11 @@ class Block:
         other = next(t for t in group if t.request[0] != operation or int(t.request[1]) & 0xFFFFFFFF != mask)
         text = f"{operation} with mask {mask:#x} waits for thread {other.index}, which {other.where()}"
         raise Fault("divergence", text, (other.index,))
+
+
+@functools.cache
+def _compiled(function: Any) -> Any:
+    return njit(function)
 
 
 def _synchronise(warp: list[Thread], group: list[Thread]) -> None:

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING
 
 from numstack.simt import division, warp
 from numstack.simt.codegen import Hints
+from numstack.simt.collective import WARP, registers_of_warp
 from numstack.simt.flow import Statements
 from numstack.simt.geometry import Geometry
-from numstack.simt.nodes import PREFIX, SHUFFLES, Alloc, loaded
-from numstack.simt.plan import BlockVote, Branch, Guard, Lanes, Leave, Loop, Node, Region, Scalar, Warp
+from numstack.simt.nodes import PREFIX, SHUFFLES, Alloc, Collective, loaded
+from numstack.simt.plan import BlockVote, Branch, Guard, Lanes, Leave, Loop, Node, Region, Scalar, Together, Warp
 from numstack.simt.source import error_at
 from numstack.simt.uniform import AT_FIRST_LANE, CHUNK, Uniformity
 
@@ -100,6 +101,8 @@ class Emitter:
             self.lanes(node)
         elif isinstance(node, Warp):
             self.warp(node)
+        elif isinstance(node, Together):
+            self.together(node.operation)
         elif isinstance(node, BlockVote):
             self.block_vote(node)
         elif isinstance(node, Scalar):
@@ -301,6 +304,29 @@ class Emitter:
         element = f"{value}_{self.storage.tiles[value]}[{offset} + ({source})]"
         self.line(f"{self.tile(operation.target)} = {ast.unparse(ast.parse(element))}", operation)
         self.end_lanes()
+
+    def together(self, operation: Collective) -> None:
+        if self.geometry.n_threads % WARP:
+            raise error_at(
+                operation,
+                f"{operation.kind} takes whole warps, but a block has {self.geometry.n_threads} threads",
+                "launch blocks of a multiple of 32 threads",
+            )
+        assert isinstance(operation.extra, ast.Tuple)
+        view = self.storage.bind("registers_of_warp", registers_of_warp)
+        arguments = []
+        for array, first, count in zip(*(operation.extra.elts[i::3] for i in range(3)), strict=True):
+            assert isinstance(array, ast.Name)
+            if array.id not in self.storage.local_arrays:
+                raise error_at(
+                    operation, f"{operation.kind} takes local arrays; {array.id} is none", "copy it into one"
+                )
+            is_by_thread = self.storage.tiles.get(array.id) == "threads"
+            thread = self.geometry.name("thread" if is_by_thread else "lane", first_lane=True)
+            arguments.append(f"{view}({array.id}, {thread}, {self.in_chunk(first)}, {self.in_chunk(count)})")
+        self.comment(operation)
+        function = self.storage.bind(operation.kind, operation.function)
+        self.line(f"{function}({', '.join(arguments)})", operation)
 
     def vote(self, target: str, kind: str, value: str, mask: str | None, place: ast.AST) -> None:
         """Count, or collect, what the lanes of a chunk say."""

@@ -27,8 +27,30 @@ from numba import types
 from numstack.simt import atomics, dialect, intrinsics
 from numstack.simt.flow import Statements, assign, lower_continues, lower_returns, placed
 from numstack.simt.geometry import Geometry
-from numstack.simt.nodes import PREFIX, SHUFFLES, VOTES, Alloc, Barrier, WarpOp, constant, count_stores
-from numstack.simt.source import Source, constant_object, cuda_name, device_function, error_at, source_of
+from numstack.simt.nodes import (
+    PREFIX,
+    SHUFFLES,
+    VOTES,
+    Alloc,
+    Barrier,
+    Collective,
+    WarpOp,
+    constant,
+    count_stores,
+    is_stable,
+    operands,
+    truth,
+)
+from numstack.simt.source import (
+    Source,
+    constant_object,
+    cuda_name,
+    device_function,
+    error_at,
+    is_collective,
+    refuse_gpu_only,
+    source_of,
+)
 
 AXES = "xyz"
 FENCES = {"threadfence", "threadfence_block", "threadfence_system", "nanosleep"}
@@ -135,6 +157,10 @@ class _Flattener:
 
     def statement(self, statement: ast.stmt, out: Statements) -> None:
         if isinstance(statement, ast.If):
+            taken = truth(statement.test, self.namespace, self.local_constants)
+            if taken is not None:
+                out += self.statements(statement.body if taken else statement.orelse)
+                return
             statement.test = self.expression(statement.test, out)
             statement.body = self.statements(statement.body) or [placed(ast.Pass(), statement)]  # type: ignore[list-item]
             statement.orelse = self.statements(statement.orelse)
@@ -170,9 +196,9 @@ class _Flattener:
 
     def hoist_target(self, target: ast.expr, out: Statements) -> None:
         """Evaluate the index of ``x[index] += value`` before ``value`` does something."""
-        if isinstance(target, ast.Subscript) and not _is_stable(target.slice):
+        if isinstance(target, ast.Subscript) and not is_stable(target.slice):
             elements = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
-            kept = [element if _is_stable(element) else self.keep(element, "index", out) for element in elements]
+            kept = [element if is_stable(element) else self.keep(element, "index", out) for element in elements]
             target.slice = placed(ast.Tuple(kept, ast.Load()), target) if len(kept) > 1 else kept[0]  # type: ignore[assignment]
 
     def while_loop(self, statement: ast.While, out: Statements) -> None:
@@ -213,7 +239,7 @@ class _Flattener:
         if isinstance(target, (ast.Tuple, ast.List)):
             if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts):
                 values = value.elts
-                if not all(_is_stable(element) and not isinstance(element, ast.Name) for element in values):
+                if not all(is_stable(element) and not isinstance(element, ast.Name) for element in values):
                     values = [e if isinstance(e, ast.Constant) else self.keep(e, "item", out) for e in values]
                 for element, item in zip(target.elts, values, strict=True):
                     self.assign_to(element, item, place, out)
@@ -264,9 +290,11 @@ class _Flattener:
             if name in ("shared.array", "local.array", "shared.array_like", "local.array_like"):
                 return "alloc"
             raise error_at(call, f"cuda.{name} is not supported on the CPU", "see numstack.simt for what is")
-        if device_function(constant_object(call.func, self.namespace)) is not None:
-            return "device"
-        return None
+        function = constant_object(call.func, self.namespace)
+        if is_collective(function):
+            return "collective"
+        refuse_gpu_only(call, function)
+        return "device" if device_function(function) is not None else None
 
     def keep(self, value: ast.expr, wish: str, out: Statements) -> ast.expr:
         name = self.new_name(wish)
@@ -283,12 +311,12 @@ class _Flattener:
             return self.conditional(node, out)
         if isinstance(node, (ast.Lambda, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)):
             raise error_at(node, "a device function inside a comprehension or lambda", "write a loop")
-        operands = _operands(node)
-        last = max((i for i, (_, _, child) in enumerate(operands) if self.is_special(child)), default=-1)
-        for index, (name, position, child) in enumerate(operands):
+        parts = operands(node)
+        last = max((i for i, (_, _, child) in enumerate(parts) if self.is_special(child)), default=-1)
+        for index, (name, position, child) in enumerate(parts):
             if self.is_special(child):
                 child = self.expression(child, out)
-            if index < last and not _is_stable(child):
+            if index < last and not is_stable(child):
                 child = self.keep(child, "operand", out)
             if position is None:
                 setattr(node, name, child)
@@ -339,6 +367,9 @@ class _Flattener:
             return placed(ast.Name(target, ast.Load()), call)  # type: ignore[return-value]
         if kind == "warp":
             return self.warp_op(call, out)
+        if kind == "collective":
+            out.append(self.collective(call))
+            return placed(ast.Constant(None), call)  # type: ignore[return-value]
         return call
 
     def warp_op(self, call: ast.Call, out: Statements) -> ast.expr:
@@ -356,6 +387,18 @@ class _Flattener:
         out.append(_placed_warp_op(call, target, name, value, extra))
         return placed(ast.Name(target, ast.Load()), call)  # type: ignore[return-value]
 
+    def collective(self, call: ast.Call) -> Collective:
+        function = constant_object(call.func, self.namespace)
+        if call.keywords or len(call.args) % 3 or not all(isinstance(array, ast.Name) for array in call.args[::3]):
+            raise error_at(
+                call,
+                f"{function.__name__} takes (local array, first register, how many) for each of its parameters",
+                "give exactly these, by position",
+            )
+        operation: Collective = placed(Collective(None, ast.Tuple(call.args, ast.Load())), call)  # type: ignore[assignment]
+        operation.target, operation.kind, operation.function = None, function.__name__, function
+        return operation
+
     def inline(self, call: ast.Call, out: Statements) -> ast.expr:
         function = device_function(constant_object(call.func, self.namespace))
         assert function is not None
@@ -364,7 +407,7 @@ class _Flattener:
         changed = count_stores(callee.tree.body)
         parameters: dict[str, ast.expr] = {}
         for name, value in arguments.items():
-            if name not in changed and _is_stable(value):
+            if name not in changed and is_stable(value):
                 parameters[name] = value
             else:
                 kept = self.new_name(name)
@@ -528,43 +571,9 @@ def _moved(node: ast.AST, place: ast.AST) -> ast.AST:
     return node
 
 
-def _is_stable(node: ast.AST) -> bool:
-    """Whether evaluating this later, or twice, gives the same: names, constants, and shapes and dtypes of arrays."""
-    if isinstance(node, (ast.Name, ast.Constant)):
-        return True
-    if isinstance(node, ast.Attribute):
-        return _is_stable(node.value)
-    if isinstance(node, ast.Subscript):
-        return (
-            isinstance(node.value, ast.Attribute)
-            and node.value.attr == "shape"
-            and isinstance(node.slice, ast.Constant)
-        )
-    return isinstance(node, (ast.Tuple, ast.UnaryOp)) and all(
-        _is_stable(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)
-    )
-
-
 def _returns_value(tree: ast.FunctionDef) -> bool:
     returns = [node for node in ast.walk(tree) if isinstance(node, ast.Return)]
     return any(node.value is not None for node in returns)
-
-
-def _operands(node: ast.expr) -> list[tuple[str, int | None, ast.expr]]:
-    """Sub-expressions in order of evaluation: field, position in the field's list, expression."""
-    found: list[tuple[str, int | None, ast.expr]] = []
-    for name, value in ast.iter_fields(node):
-        if isinstance(node, ast.Call) and name == "func":
-            continue
-        if isinstance(value, ast.expr):
-            found.append((name, None, value))
-        elif isinstance(value, list):
-            for position, item in enumerate(value):
-                if isinstance(item, ast.expr):
-                    found.append((name, position, item))
-                elif isinstance(item, ast.keyword):
-                    found.append(("keywords", position, item))  # type: ignore[arg-type]
-    return found
 
 
 def _placed_barrier(place: ast.AST, target: str | None, kind: str, value: ast.expr | None) -> Barrier:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from numstack.simt.flow import Statements
 from numstack.simt.nodes import Alloc, loaded, stored
-from numstack.simt.plan import BlockVote, Branch, Guard, Lanes, Leave, Loop, Node, Region, Scalar, Warp
+from numstack.simt.plan import BlockVote, Branch, Guard, Lanes, Leave, Loop, Node, Region, Scalar, Together, Warp
 
 
 @dataclass
@@ -116,6 +116,8 @@ class Liveness:
             operation = node.operation
             reads = {node.value} | (loaded(operation.extra) if operation.extra is not None else set())
             return self.reads(reads, node.mask) | (live - {operation.target or ""})
+        if isinstance(node, Together):
+            return live | self.reads(loaded(node.operation), None)
         if isinstance(node, BlockVote):
             reads = self.reads({node.value}, node.mask)
             self.at_region |= reads

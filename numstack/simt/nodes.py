@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,6 +41,12 @@ class WarpOp(_Statement):
     kind: str
     value: ast.expr | None
     extra: ast.expr | None
+
+
+class Collective(WarpOp):
+    """A call of a `collective` function; ``extra`` is the tuple of its arguments."""
+
+    function: Callable[..., None]
 
 
 class Alloc(_Statement):
@@ -118,6 +124,14 @@ _BINARY: dict[type[ast.operator], Any] = {
     ast.BitOr: operator.or_,
     ast.BitXor: operator.xor,
 }
+COMPARE: dict[type[ast.cmpop], Any] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
 _UNARY: dict[type[ast.unaryop], Any] = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert}
 
 
@@ -151,3 +165,52 @@ def constant(node: ast.AST, namespace: Mapping[str, Any], local: Mapping[str, An
         return None
     items = value if isinstance(value, tuple) else (value,)
     return value if all(isinstance(item, (int, float, np.integer, np.floating)) for item in items) else None
+
+
+def truth(test: ast.expr, namespace: Mapping[str, Any], local: Mapping[str, Any]) -> bool | None:
+    """Whether a condition holds in every launch, or fails in every one (that of a specialised kernel does), else None.
+
+    ``namespace`` and ``local`` are those of :func:`constant`.
+    """
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        inner = truth(test.operand, namespace, local)
+        return None if inner is None else not inner
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in COMPARE:
+        sides = [constant(side, namespace, local) for side in (test.left, *test.comparators)]
+        return None if None in sides else bool(COMPARE[type(test.ops[0])](*sides))
+    value = constant(test, namespace, local)
+    return None if value is None else bool(value)
+
+
+def is_stable(node: ast.AST) -> bool:
+    """Whether evaluating this later, or twice, gives the same: names, constants, and shapes and dtypes of arrays."""
+    if isinstance(node, (ast.Name, ast.Constant)):
+        return True
+    if isinstance(node, ast.Attribute):
+        return is_stable(node.value)
+    if isinstance(node, ast.Subscript):
+        return (
+            isinstance(node.value, ast.Attribute)
+            and node.value.attr == "shape"
+            and isinstance(node.slice, ast.Constant)
+        )
+    return isinstance(node, (ast.Tuple, ast.UnaryOp)) and all(
+        is_stable(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)
+    )
+
+
+def operands(node: ast.expr) -> list[tuple[str, int | None, ast.expr]]:
+    """Sub-expressions in order of evaluation: field, position in the field's list, expression."""
+    found: list[tuple[str, int | None, ast.expr]] = []
+    for name, value in ast.iter_fields(node):
+        if isinstance(node, ast.Call) and name == "func":
+            continue
+        if isinstance(value, ast.expr):
+            found.append((name, None, value))
+        elif isinstance(value, list):
+            for position, item in enumerate(value):
+                if isinstance(item, ast.expr):
+                    found.append((name, position, item))
+                elif isinstance(item, ast.keyword):
+                    found.append(("keywords", position, item))  # type: ignore[arg-type]
+    return found

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from numstack.simt.flow import Statements, assign, blocks, placed
 from numstack.simt.inline import Program
-from numstack.simt.nodes import SHUFFLES, Alloc, Barrier, WarpOp, contains, loaded, stored, walk
+from numstack.simt.nodes import SHUFFLES, Alloc, Barrier, Collective, WarpOp, contains, loaded, stored, walk
 from numstack.simt.recompute import Recomputed
 from numstack.simt.source import error_at
 from numstack.simt.uniform import BLOCK, CHUNK, THREAD, Uniformity
@@ -47,6 +47,13 @@ class Warp:
     operation: WarpOp
     value: str
     mask: str | None
+
+
+@dataclass(eq=False)
+class Together:
+    """A function of the registers of all lanes."""
+
+    operation: Collective
 
 
 @dataclass(eq=False)
@@ -107,7 +114,7 @@ class BlockVote:
     mask: str | None
 
 
-Node = Lanes | Warp | Scalar | Loop | Branch | Guard | Leave | Region | BlockVote
+Node = Lanes | Warp | Together | Scalar | Loop | Branch | Guard | Leave | Region | BlockVote
 
 
 class Planner:
@@ -308,6 +315,23 @@ class Planner:
                 if not _may_move_before(statement, run):
                     flush()
                 nodes.append(Scalar(statement))
+            elif isinstance(statement, Collective):
+                if mask is not None:
+                    raise error_at(
+                        statement,
+                        f"{statement.kind} under a condition that differs between the lanes of a warp",
+                        "let all lanes of the warp come here",
+                    )
+                assert isinstance(statement.extra, ast.Tuple)
+                registers = [e for i, e in enumerate(statement.extra.elts) if i % 3]
+                if any(self.uniformity.level(number) > CHUNK for number in registers):
+                    raise error_at(
+                        statement,
+                        f"{statement.kind} of registers whose numbers differ between the lanes of a warp",
+                        "number them by what all lanes agree on",
+                    )
+                flush()
+                nodes.append(Together(statement))
             elif isinstance(statement, WarpOp):
                 if statement.target is None:
                     flush()

@@ -99,6 +99,7 @@ def source_of(function: FunctionType) -> Source:
     if not isinstance(tree, ast.FunctionDef):
         raise KernelError(f"{file}:{first}: {function.__qualname__} must be a plain function (def)")
     ast.increment_lineno(tree, first - 1)
+    tree.name = function.__name__
     tree.decorator_list = []
     tree.returns = None
     for argument in tree.args.args:
@@ -174,6 +175,17 @@ def device_function(value: Any) -> FunctionType | None:
     if isinstance(value, FunctionType) and not _known_to_numba(value):
         return value
     return None
+
+
+def is_collective(value: Any) -> bool:
+    """Whether a value is a function of whole warps (see `collective`)."""
+    return hasattr(value, "collective_writes")
+
+
+def refuse_gpu_only(call: ast.Call, function: Any) -> None:
+    """Raise KernelError if a call is of an instruction that a CPU does not have."""
+    if getattr(function, "is_gpu_only", False):
+        raise error_at(call, f"{function.__name__} runs on a GPU only", "choose another variant on a CPU")
 
 
 def _known_to_numba(function: FunctionType) -> bool:

@@ -11,7 +11,7 @@ from numba.core import types
 from numstack.simt.geometry import Geometry
 from numstack.simt.liveness import Liveness, flow_of
 from numstack.simt.nodes import SHUFFLES, loaded, stored
-from numstack.simt.plan import BlockVote, Branch, Guard, Lanes, Loop, Node, Planner, Region, Scalar, Warp
+from numstack.simt.plan import BlockVote, Branch, Guard, Lanes, Loop, Node, Planner, Region, Scalar, Together, Warp
 from numstack.simt.recompute import Recomputed
 from numstack.simt.uniform import BLOCK, Uniformity
 
@@ -219,6 +219,8 @@ class Storage:
             elif isinstance(node, Warp):
                 names |= {node.value} | ({node.mask} if node.mask else set())
                 names |= loaded(node.operation.extra) if node.operation.extra is not None else set()
+            elif isinstance(node, Together):
+                names |= loaded(node.operation)
             elif isinstance(node, Scalar):
                 names |= loaded(node.statement)
             elif isinstance(node, BlockVote):

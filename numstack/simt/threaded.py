@@ -22,7 +22,17 @@ from numba import types
 
 from numstack.simt.arrays import ATOMIC_NAMES, Array, atomic, load, store
 from numstack.simt.scalars import INTRINSICS, OPERATORS, STAND_INS, Cast, Undefined, as_numpy_dtype, hold
-from numstack.simt.source import Source, constant_object, cuda_name, device_calls, device_function, error_at, source_of
+from numstack.simt.source import (
+    Source,
+    constant_object,
+    cuda_name,
+    device_calls,
+    device_function,
+    error_at,
+    is_collective,
+    refuse_gpu_only,
+    source_of,
+)
 
 BARRIERS = ("syncthreads", "syncthreads_and", "syncthreads_or", "syncthreads_count")
 VOTES = ("all_sync", "any_sync", "eq_sync", "ballot_sync", "match_any_sync", "match_all_sync")
@@ -116,10 +126,10 @@ class Program:
 
 def _meets_others(source: Source, callers: tuple[FunctionType, ...]) -> bool:
     namespace = source.namespace
-    if any(
-        isinstance(node, ast.Call) and cuda_name(node.func, namespace) in (*BARRIERS, *WARP_OPERATIONS)
-        for node in ast.walk(source.tree)
-    ):
+    calls = [node for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
+    if any(cuda_name(call.func, namespace) in (*BARRIERS, *WARP_OPERATIONS) for call in calls):
+        return True
+    if any(is_collective(constant_object(call.func, namespace)) for call in calls):
         return True
     callers = (*callers, source.function)
     return any(callee.function not in callers and _meets_others(callee, callers) for _, callee in device_calls(source))
@@ -370,7 +380,11 @@ class _Rewriter(ast.NodeTransformer):
         while isinstance(root, ast.Attribute):
             root = root.value
         if not (isinstance(root, ast.Name) and root.id in self.local):
-            function = device_function(constant_object(node.func, self.namespace))
+            called = constant_object(node.func, self.namespace)
+            if is_collective(called):
+                return self.collective_call(node, called)
+            refuse_gpu_only(node, called)
+            function = device_function(called)
         node.func = self.visit(node.func)
         node.args = [self.visit(argument) for argument in node.args]
         for keyword in node.keywords:
@@ -381,6 +395,11 @@ class _Rewriter(ast.NodeTransformer):
         if self.program.function(source_of(function)).is_generator:
             return _at(node, ast.YieldFrom(node))
         return node
+
+    def collective_call(self, node: ast.Call, function: Callable[..., None]) -> ast.expr:
+        parts: list[ast.expr] = [ast.Constant(function.__name__), ast.Constant(_FULL_MASK)]
+        parts += [self.constant(node, function), *(self.visit(argument) for argument in node.args)]
+        return _at(node, ast.Yield(ast.Tuple(parts, ast.Load())))
 
     def cuda_call(self, node: ast.Call, name: str) -> ast.expr:
         if name in ("shared.array", "local.array"):

@@ -24,7 +24,7 @@ from numstack.simt import atomics
 from numstack.simt.flow import Statements
 from numstack.simt.geometry import Geometry
 from numstack.simt.inline import Program
-from numstack.simt.nodes import PREFIX, SHUFFLES, Alloc, WarpOp, constant, count_stores, walk
+from numstack.simt.nodes import COMPARE, PREFIX, SHUFFLES, Alloc, WarpOp, constant, count_stores, walk
 
 BLOCK, CHUNK, THREAD = 0, 1, 2
 AT_FIRST_LANE = PREFIX + "at_first_lane"
@@ -50,14 +50,6 @@ _EXACT = {
     ast.BitOr: operator.or_,
     ast.BitXor: operator.xor,
     ast.LShift: operator.lshift,
-}
-_COMPARE = {
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
 }
 
 
@@ -216,11 +208,11 @@ class Uniformity:
             if isinstance(node.op, ast.Not):
                 return self._exactly(operand.values == 0) if operand.step == 0 else None
             return operand if isinstance(node.op, ast.UAdd) else Known(-operand.values, operand.step)
-        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARE:
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARE:
             left, right = self.known(node.left), self.known(node.comparators[0])
             if left is None or right is None or left.step or right.step:
                 return None
-            return self._exactly(_COMPARE[type(node.ops[0])](left.values, right.values))
+            return self._exactly(COMPARE[type(node.ops[0])](left.values, right.values))
         if isinstance(node, ast.BoolOp):
             operands = [self.known(value) for value in node.values]
             if any(operand is None or operand.step for operand in operands):

@@ -9,7 +9,9 @@ in Python what it computes: that is what runs on a CPU, and what the test compar
         return float32(2.0) ** x
 
 ``$name`` stands for the register of an operand; several registers are written ``$a, $b``. A function without a body
-runs on a GPU only. Annotations:
+runs on a GPU only. The body of one that takes arrays, or that a warp executes together, is followed on a CPU as that of
+a device function is: simt checks what it reads and writes, and it may use shuffles and ``simt.collective`` functions.
+Annotations:
 
 =====================  =====================================================================================
 ``uint32``, ...        a value; it is converted to this type as by assignment
@@ -115,7 +117,7 @@ InOut: Any = _RegistersOf(is_read=True, is_written=True)
 
 
 def ptx(
-    text: str, *, touches_memory: bool = False, by_warp: bool = False
+    text: str, *, touches_memory: bool = False, by_warp: bool = False, is_nothing_on_cpu: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a device function of a PTX instruction.
 
@@ -127,12 +129,13 @@ def ptx(
         It reads or writes memory, or orders accesses to it: the compiler moves no access across it and never drops it.
         Without, it is a pure function of its operands.
     by_warp : bool
-        All lanes of a warp execute it together (``.sync``): the compiler must not move it under a condition. The body
-        of such a function is not called on a CPU.
+        All lanes of a warp execute it together (``.sync``): the compiler must not move it under a condition.
+    is_nothing_on_cpu : bool
+        It has no body, and a CPU, where everything happens in order, has nothing to do: a wait for copies.
     """
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        return _make(function, text, touches_memory, by_warp)
+        return _make(function, text, touches_memory, by_warp, is_nothing_on_cpu)
 
     return make
 
@@ -251,16 +254,19 @@ class _Instruction:
         return inputs, tied, places
 
 
-def _make(function: Callable[..., Any], text: str, touches_memory: bool, by_warp: bool) -> Callable[..., Any]:
+def _make(
+    function: Callable[..., Any], text: str, touches_memory: bool, by_warp: bool, is_nothing_on_cpu: bool
+) -> Callable[..., Any]:
     instruction = _Instruction(function, text, touches_memory, by_warp)
     names = ", ".join(instruction.signature.parameters)
     # numba looks at signatures, so each function that it meets has the parameters of this one.
     typed = eval(f"lambda typingctx, {names}: typed({names})", {"typed": instruction.typed})
     typed.__name__ = function.__name__
     call = eval(f"lambda {names}: instruction({names})", {"instruction": cuda_intrinsic(typed)})
-    public = _refusing(function) if _is_empty(function) else function
+    public = function if is_nothing_on_cpu or not _is_empty(function) else _refusing(function)
     cuda_overload(public)(eval(f"lambda {names}: call", {"call": call}))
-    if public is function and not by_warp:
+    is_followed = is_nothing_on_cpu or by_warp or any(_is_array(operand.annotation) for operand in instruction.operands)
+    if public is function and not is_followed:
         bare = FunctionType(function.__code__, function.__globals__, function.__name__, None, function.__closure__)
         cpu_overload(public)(eval(f"lambda {names}: bare", {"bare": bare}))
     # Kernels that call it depend on its text, which stands in no function's body.
@@ -336,4 +342,5 @@ def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
     def refuse(*args: Any) -> Any:
         raise KernelError(f"ptx: {function.__name__} runs on a GPU only; choose another variant on a CPU")
 
+    refuse.is_gpu_only = True  # type: ignore[attr-defined]  # compilers for a CPU refuse a call of it
     return refuse

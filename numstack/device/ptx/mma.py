@@ -17,14 +17,84 @@ Source: PTX ISA 9.0, "Matrix multiply-accumulate instructions" and "cp.async".
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
-from numba import float32, int32, uint32
+from numba import cuda, float32, int32, uint32
 
 from numstack.device.ptx.assembly import GlobalSource, In, Index, InOut, Out, SharedArray, ptx
+from numstack.device.ptx.packing import high_bf16, high_f16, low_bf16, low_f16
+from numstack.simt import collective
+
+# What the instructions do on a CPU: a lane reads or writes its own row of shared memory, and registers change lanes in
+# a collective function. ``rows_LW[8 i + r]`` are the four words of row r of block i, ``blocks_LN[l, i]`` is block i's
+# register of lane l.
+
+
+@collective(reads=(1,), writes=(0,))
+def _spread(blocks_LN, rows_LW):  # type: ignore[no-untyped-def]  # compiled by numba, as kernels are
+    for lane in range(32):
+        for i in range(blocks_LN.shape[1]):
+            blocks_LN[lane, i] = rows_LW[8 * i + lane // 4, lane % 4]
+
+
+@collective(reads=(1,), writes=(0,))
+def _spread_transposed(blocks_LN, rows_LW):  # type: ignore[no-untyped-def]
+    for lane in range(32):
+        column = lane // 4
+        shift = uint32(16 * (column % 2))
+        for i in range(blocks_LN.shape[1]):
+            row = 8 * i + lane % 4 * 2
+            low = (rows_LW[row, column // 2] >> shift) & uint32(0xFFFF)
+            high = (rows_LW[row + 1, column // 2] >> shift) & uint32(0xFFFF)
+            blocks_LN[lane, i] = low | (high << uint32(16))
+
+
+@collective(reads=(1,), writes=(0,))
+def _gather(rows_LW, blocks_LN):  # type: ignore[no-untyped-def]
+    for lane in range(8 * blocks_LN.shape[1]):
+        for word in range(4):
+            rows_LW[lane, word] = blocks_LN[lane % 8 * 4 + word, lane // 8]
+
+
+@collective(reads=(1,), writes=(0,))
+def _gather_transposed(rows_LW, blocks_LN):  # type: ignore[no-untyped-def]
+    for lane in range(8 * blocks_LN.shape[1]):
+        block, row = lane // 8, lane % 8
+        shift = uint32(16 * (row % 2))
+        for word in range(4):
+            low = (blocks_LN[8 * word + row // 2, block] >> shift) & uint32(0xFFFF)
+            high = (blocks_LN[8 * word + 4 + row // 2, block] >> shift) & uint32(0xFFFF)
+            rows_LW[lane, word] = low | (high << uint32(16))
+
+
+@collective(reads=(0, 1, 2), writes=(0,))
+def _multiply_bf16(c_LN, a_LN, b_LN):  # type: ignore[no-untyped-def]
+    for lane in range(32):
+        for i in range(4):
+            row, column = lane // 4, lane % 4 * 2 + i % 2
+            total = c_LN[lane, i]
+            for k in range(8):
+                a = a_LN[4 * row + k % 4, i // 2 + k // 4 * 2]
+                b = b_LN[4 * column + k % 4, k // 4]
+                total += low_bf16(a) * low_bf16(b) + high_bf16(a) * high_bf16(b)
+            c_LN[lane, i] = total
+
+
+@collective(reads=(0, 1, 2), writes=(0,))
+def _multiply_f16(c_LN, a_LN, b_LN):  # type: ignore[no-untyped-def]
+    for lane in range(32):
+        for i in range(4):
+            row, column = lane // 4, lane % 4 * 2 + i % 2
+            total = c_LN[lane, i]
+            for k in range(8):
+                a = a_LN[4 * row + k % 4, i // 2 + k // 4 * 2]
+                b = b_LN[4 * column + k % 4, k // 4]
+                total += low_f16(a) * low_f16(b) + high_f16(a) * high_f16(b)
+            c_LN[lane, i] = total
 
 
 def _ldmatrix(count: int, *, transposed: bool) -> Callable[..., None]:
+    spread = _spread_transposed if transposed else _spread
+
     def ldmatrix(registers: Out[uint32, count], first: Index, rows: SharedArray, element: Index) -> None:
         """Load 8 x 8 blocks of 16-bit elements from shared memory: block i into ``registers[first + i]``.
 
@@ -34,6 +104,13 @@ def _ldmatrix(count: int, *, transposed: bool) -> Callable[..., None]:
 
         PTX: ``ldmatrix.sync.aligned.m8n8.xN{.trans}.shared.b16``.
         """
+        row = cuda.local.array(4, uint32)
+        for i in range(4):
+            row[i] = uint32(0)
+            if cuda.laneid < 8 * count:
+                at = element + 2 * i
+                row[i] = uint32(rows[at]) | (uint32(rows[at + 1]) << uint32(16))
+        spread(registers, first, count, row, 0, 4)
 
     suffix = "_trans" if transposed else ""
     ldmatrix.__name__ = ldmatrix.__qualname__ = f"ldmatrix_x{count}{suffix}"
@@ -50,6 +127,8 @@ ldmatrix_x4_trans = _ldmatrix(4, transposed=True)
 
 
 def _stmatrix(count: int, *, transposed: bool) -> Callable[..., None]:
+    gather = _gather_transposed if transposed else _gather
+
     def stmatrix(rows: SharedArray, element: Index, registers: In[uint32, count], first: Index) -> None:
         """Store 8 x 8 blocks of 16-bit elements to shared memory: block i from ``registers[first + i]``.
 
@@ -57,6 +136,12 @@ def _stmatrix(count: int, *, transposed: bool) -> Callable[..., None]:
 
         PTX: ``stmatrix.sync.aligned.m8n8.xN{.trans}.shared.b16``.
         """
+        row = cuda.local.array(4, uint32)
+        gather(row, 0, 4, registers, first, count)
+        if cuda.laneid < 8 * count:
+            for i in range(4):
+                rows[element + 2 * i] = row[i] & uint32(0xFFFF)
+                rows[element + 2 * i + 1] = row[i] >> uint32(16)
 
     suffix = "_trans" if transposed else ""
     stmatrix.__name__ = stmatrix.__qualname__ = f"stmatrix_x{count}{suffix}"
@@ -73,6 +158,8 @@ stmatrix_x4_trans = _stmatrix(4, transposed=True)
 
 
 def _mma_m16n8k16(kind: str) -> Callable[..., None]:
+    multiply = _multiply_bf16 if kind == "bf16" else _multiply_f16
+
     def mma(
         c: InOut[float32, 4], first_c: Index, a: In[uint32, 4], first_a: Index, b: In[uint32, 2], first_b: Index
     ) -> None:
@@ -93,6 +180,7 @@ def _mma_m16n8k16(kind: str) -> Callable[..., None]:
 
         PTX: ``mma.sync.aligned.m16n8k16.row.col.f32.{bf16|f16}.{bf16|f16}.f32``.
         """
+        multiply(c, first_c, 4, a, first_a, 4, b, first_b, 2)
 
     mma.__name__ = mma.__qualname__ = f"mma_m16n8k16_{kind}"
     text = f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{$c}}, {{$a}}, {{$b}}, {{$c}};"
@@ -112,6 +200,11 @@ def _cp_async(size: int) -> Callable[..., None]:
 
         PTX: ``cp.async.{ca|cg}.shared.global [target], [source], size, nbytes``; 16 bytes pass by the L1 cache.
         """
+        for i in range(size // source.itemsize):
+            if i * source.itemsize < nbytes:
+                target[to + i] = source[at + i]
+            else:
+                target[to + i] = 0
 
     cp_async.__name__ = cp_async.__qualname__ = f"cp_async_{size}"
     cache = "cg" if size == 16 else "ca"
@@ -123,7 +216,7 @@ cp_async_8 = _cp_async(8)
 cp_async_16 = _cp_async(16)
 
 
-@ptx("cp.async.commit_group;", touches_memory=True)
+@ptx("cp.async.commit_group;", touches_memory=True, is_nothing_on_cpu=True)
 def cp_async_commit_group() -> None:
     """Make one group of the copies that this thread has started since the last one."""
 
@@ -136,5 +229,4 @@ def cp_async_wait_group(n_pending: int) -> Callable[[], None]:
         """Wait for groups of copies."""
 
     wait.__name__ = wait.__qualname__ = f"cp_async_wait_group_{n_pending}"
-    made: Any = ptx(f"cp.async.wait_group {n_pending};", touches_memory=True)(wait)
-    return made  # type: ignore[no-any-return]
+    return ptx(f"cp.async.wait_group {n_pending};", touches_memory=True, is_nothing_on_cpu=True)(wait)
