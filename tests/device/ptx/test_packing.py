@@ -7,7 +7,7 @@ import pytest
 from numba import cuda
 
 from numstack.device import kernel
-from numstack.device.ptx import packing
+from numstack.device.ptx import halves, packing
 from tests.support import BFLOAT16, poisoned, to_device, to_host
 
 FLOAT16 = np.dtype(np.float16)
@@ -49,3 +49,22 @@ def test_nan_stays_nan() -> None:
         pair, y = to_device(poisoned(1, np.uint32)), to_device(np.zeros((1, 2), np.float32))
         kernel_[1, 32](to_device(x), pair, y)
         assert np.isnan(to_host(y)).all()
+
+
+@kernel
+def _halves(x_N2, y_N2):
+    i = cuda.grid(1)
+    if i < x_N2.shape[0]:
+        y_N2[i, 0] = halves.low_halves(x_N2[i, 0], x_N2[i, 1])
+        y_N2[i, 1] = halves.high_halves(x_N2[i, 0], x_N2[i, 1])
+
+
+def test_halves_of_words_that_are_no_numbers() -> None:
+    """Bits come through as they are, also of what would be a NaN."""
+    words = np.random.default_rng(0).integers(0, 2**32, (96, 2), dtype=np.uint32)
+    words[0] = 0x7F812345, 0xFFC00001
+    y = to_device(poisoned(words.shape))
+    _halves[3, 32](to_device(words.view(np.float32)), y)
+    low, high = words & 0xFFFF, words >> 16
+    expected = np.stack([low[:, 0] | low[:, 1] << 16, high[:, 0] | high[:, 1] << 16], axis=1)
+    np.testing.assert_array_equal(to_host(y).view(np.uint32), expected)

@@ -99,3 +99,7 @@ def test_checks_see_bounds_and_alignment():
 
     with pytest.raises(KernelError, match="element 1 of x_N is not at a multiple of 16 bytes"):
         one_further.check[1, 31](x, np.zeros(256, np.float32))
+
+
+def test_where_an_array_may_begin():
+    assert [ptx.vectors.is_aligned(address) for address in (0, 16, 4096, 8, 17)] == [True, True, True, False, False]

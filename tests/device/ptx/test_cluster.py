@@ -1,0 +1,69 @@
+"""numstack.device.ptx.cluster: two blocks share what one of them loads, and arrive at each other's barriers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numba import cuda, int32, uint8, uint16, uint32, uint64
+
+from numstack.device import Kernel, current_device, kernel
+from numstack.device.ptx import cluster, integers, mbarrier
+from tests.device.ptx.support import Bench
+from tests.support import poisoned
+
+BOX_BYTES = 8 * 16 * 4
+SHARED_BYTES = 1024 + 2 * BOX_BYTES
+
+
+def _make_shared_load(ndim: int) -> Kernel:
+    @kernel(name=f"multicast_{ndim}d", cluster=2)
+    def load(array, y_RN, arrived_N):
+        """Each block loads one box for both; each gets two boxes, and both say so to both."""
+        dynamic = cuda.shared.array(0, uint8)
+        barriers = cuda.shared.array(2, uint64)
+        full = integers.shared_address(barriers)
+        both_read = uint32(full + uint32(8))
+        first = integers.shared_address(dynamic)
+        tile = integers.round_up_1024(first)
+        block = int32(cuda.blockIdx.x & 1)
+        if cuda.threadIdx.x == 0:
+            mbarrier.init(full, uint32(1))
+            mbarrier.init(both_read, uint32(2))
+            mbarrier.fence_init()
+        cluster.barrier()
+        if cuda.threadIdx.x == 0:
+            mbarrier.arrive_and_expect(full, uint32(2 * BOX_BYTES))
+            place = uint32(tile + uint32(block * BOX_BYTES))
+            if ndim == 2:
+                cluster.load_2d(array, place, full, uint16(3), int32(16 * block), int32(cuda.blockIdx.x >> 1) * 8)
+            else:
+                cluster.load_3d(array, place, full, uint16(3), int32(16 * block), 0, int32(cuda.blockIdx.x >> 1))
+        mbarrier.wait(full, uint32(0))
+        offset = int32(tile - first)
+        for i in range(cuda.threadIdx.x, 2 * BOX_BYTES, cuda.blockDim.x):
+            y_RN[cuda.blockIdx.x, i] = dynamic[offset + i]
+        cuda.syncthreads()
+        if cuda.threadIdx.x < 2:
+            cluster.arrive(both_read, uint32(cuda.threadIdx.x))
+        mbarrier.wait(both_read, uint32(0))
+        arrived_N[cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x] = 1
+        cluster.barrier()
+
+    return load
+
+
+@pytest.mark.parametrize("ndim", [2, 3])
+def test_a_box_goes_to_both_blocks(hopper: Bench, ndim: int) -> None:
+    pairs = 3
+    host = np.arange(pairs * 8 * 32, dtype=np.float32).reshape((pairs * 8, 32) if ndim == 2 else (pairs, 8, 32))
+    array = hopper.array(host)
+    box = (8, 16) if ndim == 2 else (1, 8, 16)
+    described = current_device().tensor_map(array, box, swizzle_bytes=0)
+    y = hopper.array(poisoned((2 * pairs, 2 * BOX_BYTES), np.uint8))
+    arrived = hopper.array(poisoned(2 * pairs * 64, np.int32))
+    _make_shared_load(ndim)[2 * pairs, 64, None, SHARED_BYTES](described, y, arrived)
+    found = hopper.result(y).view(np.float32).reshape(pairs, 2, 2, 8, 16)
+    boxes = host.reshape(pairs, 8, 2, 16).transpose(0, 2, 1, 3)
+    for block in range(2):
+        np.testing.assert_array_equal(found[:, block], boxes)
+    np.testing.assert_array_equal(hopper.result(arrived), 1)
