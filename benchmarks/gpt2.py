@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.step_profile import Row, StepProfile
+from benchmarks.step_profile import StepProfile
 from numstack import memory
 from numstack.autograd import backward
 from numstack.device import current_device, offline
@@ -177,6 +177,8 @@ def report_plan(options: argparse.Namespace) -> None:
     ]
     harness.report("gpt2-plan", columns, rows, options)
     print(f"\n{sum(row[2] for row in rows)} works\n{statistics}")
+    if options.json is not None:
+        _append(options.json, peak_bytes=statistics.peak)
 
 
 def _driver_bytes() -> int:
@@ -204,14 +206,12 @@ def report_operations(training: Training, step_ms: float, options: argparse.Name
         "gpt2-operations", ("operation", "works", "ms", "% of the step", "rate"), table, argparse.Namespace(json=beside)
     )
     if beside is not None:
-        _append_works(beside, profile.by_work())
+        _append(beside, works=[row._asdict() for row in profile.by_work()])
 
 
-def _append_works(path: Path, rows: list[Row]) -> None:
-    """Add the figures of each kernel to the JSON."""
-    figures = json.loads(path.read_text())
-    figures["works"] = [row._asdict() for row in rows]
-    path.write_text(json.dumps(figures, indent=1) + "\n")
+def _append(path: Path, **figures: Any) -> None:
+    """Add figures to a JSON."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -42,3 +45,35 @@ def test_figures_are_written_and_a_failure_does_not_stop_the_rest(
     assert json.loads((programs / "out" / "good.json").read_text()) == {}
     assert "failed: bad" in capfd.readouterr().err
     assert bench.main(["good", "--out", str(programs / "out")]) == 0
+
+
+# the benchmark of training
+
+
+def run_gpt2(*arguments: str) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpt2", *arguments]
+    run = subprocess.run(command, cwd=bench.FOLDER.parent, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+def test_gpt2_measures_a_step_and_what_it_is_made_of(tmp_path: Path) -> None:
+    run_gpt2("--smoke", "--peer", "none", "--json", str(tmp_path / "gpt2.json"))
+    [row] = json.loads((tmp_path / "gpt2.json").read_text())["rows"]
+    assert row["tokens/s"] > 0 and row["peak GiB"] > 0 and 4 < row["last loss"] < 6
+    operations = json.loads((tmp_path / "gpt2-operations.json").read_text())
+    works = {row["operation"]: row["works"] for row in operations["rows"]}
+    assert works["gemm, forward"] == works["gemm, input gradients"] == works["gemm, weight gradients"] == 2 * 4 + 1
+    assert {"attention forward", "attention backward", "layernorm backward", "cross-entropy", "adamw"} <= set(works)
+    assert works["all works"] == sum(row["n_works"] for row in operations["works"])
+
+
+def test_gpt2_plan_needs_no_gpu(tmp_path: Path) -> None:
+    """Batch 32 of GPT-2 124M takes no more memory than in PyTorch compiled, and nothing runs oftener than it must."""
+    run_gpt2("--plan", "--json", str(tmp_path / "plan.json"))
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["peak_bytes"] < 15.1 * 2**30
+    times = Counter[str]()
+    for row in plan["rows"]:
+        times[row["operation"]] += row["times"]
+    assert times["gemm, forward"] == times["gemm, input gradients"] == times["gemm, weight gradients"] == 12 * 4 + 1
+    assert times["attention forward"] == 12 and times["layernorm forward"] == 25 and times["adamw"] == 1
