@@ -13,7 +13,7 @@ and its launcher asks ``VARIANTS.pick(variant, m, n, k).launch(...)``: the one a
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from numstack.device import current_device
 from numstack.errors import ConfigError
@@ -112,7 +112,15 @@ class Variants:
             )
         if not variant.supports(*needs):
             able = [v.name for v in self if v.runs_here() and v.supports(*needs)]
+            asked = ", ".join(map(_described, needs))
             raise ConfigError(
-                f"{self.operation}: variant {name!r} does not support {needs}; choose one of {', '.join(able)}"
+                f"{self.operation}: variant {name!r} does not support {asked}; choose one of {', '.join(able)}"
             )
         return variant
+
+
+def _described(need: Any) -> str:
+    """For a message: of an array its dtype, shape and address, or else what it says of itself."""
+    if not hasattr(need, "strides"):
+        return str(need)
+    return f"{need.dtype} of shape {need.shape} at {current_device().address(need):#x}"

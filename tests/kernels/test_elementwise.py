@@ -7,7 +7,7 @@ import pytest
 
 from numstack.errors import ConfigError, DTypeError, ShapeError
 from numstack.kernels import elementwise
-from numstack.kernels.elementwise import BLOCK, BLOCK_X, BLOCK_Y, PER_THREAD, TILE, VECTOR
+from numstack.kernels.elementwise import BLOCK, BLOCK_Y, PER_THREAD, TILE, TILE_ROWS, TILE_WORDS, VECTOR
 from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
 
 DTYPES = (np.dtype(np.float32), BFLOAT16, np.dtype(np.float16))
@@ -101,30 +101,47 @@ def test_copy_of_whole_arrays():
         np.testing.assert_array_equal(to_host(out), x)
 
 
+TRANSPOSED = {
+    np.dtype(np.float32): [(1, 1), (TILE, TILE), (TILE + 1, TILE - 1), (3, 200), (BLOCK_Y + 1, 33), (0, 4), (4, 0)],
+    BFLOAT16: [(40, 50), (TILE_ROWS + 8, 8), (8, 2 * TILE_WORDS + 24), (2 * TILE_ROWS, 4 * TILE_WORDS)],
+    np.dtype(np.int32): [(TILE_ROWS, TILE_WORDS), (TILE_ROWS + 4, 12), (4, TILE_WORDS + 4), (4, 0)],
+}
+
+
 @pytest.mark.parametrize("variant", elementwise.TRANSPOSE_VARIANTS.runnable())
 def test_transpose(variant):
-    for shape in [(1, 1), (TILE, TILE), (TILE + 1, TILE - 1), (3, 200), (BLOCK_Y + 1, BLOCK_X + 1), (0, 4), (4, 0)]:
-        x = random(shape)
-        out = empty_like(x.T)
-        elementwise.transpose(to_device(x), out, variant=variant)
-        np.testing.assert_array_equal(to_host(out), x.T)
-    x = random((40, 50), BFLOAT16)
+    for dtype, shapes in TRANSPOSED.items():
+        vector = 16 // dtype.itemsize
+        for R, C in shapes:
+            if variant != "vector_tile" or R % vector == C % vector == 0:
+                x = np.arange(R * C, dtype=np.int32).reshape(R, C).astype(dtype)
+                out = empty_like(x.T)
+                elementwise.transpose(to_device(x), out, variant=variant)
+                np.testing.assert_array_equal(to_host(out, dtype), x.T)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_transpose_keeps_every_bit(dtype):
+    """Also of what would be NaNs, whose bits arithmetic changes."""
+    x = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (64, 16), dtype, endpoint=True)
+    x[0] = 0x7F81 if dtype == np.uint16 else 0x7F800001
     out = empty_like(x.T)
-    elementwise.transpose(to_device(x), out, variant=variant)
-    np.testing.assert_array_equal(to_host(out, BFLOAT16), x.T)
+    elementwise.transpose(to_device(x), out, variant="vector_tile")
+    np.testing.assert_array_equal(to_host(out), x.T)
 
 
 def test_no_race_and_nothing_out_of_bounds(under_checks):
-    x = random((TILE + 1, 5))
     for variant in elementwise.VARIANTS.runnable():
         for n in (1, VECTOR + 1):
             a, out = random((n,)), empty_like(random((n,)))
             elementwise.add(to_device(a), to_device(a), out, variant=variant)
             np.testing.assert_array_equal(to_host(out), a + a)
     for variant in elementwise.TRANSPOSE_VARIANTS.runnable():
-        out = empty_like(x.T)
-        elementwise.transpose(to_device(x), out, variant=variant)
-        np.testing.assert_array_equal(to_host(out), x.T)
+        for x in (random((TILE_ROWS + 4, 4)), random((8, 8), BFLOAT16)):
+            out = empty_like(x.T)
+            elementwise.transpose(to_device(x), out, variant=variant)
+            np.testing.assert_array_equal(to_host(out, x.dtype), x.T)
+    x = random((TILE + 1, 5))
     out = empty_like(x.T)
     elementwise.copy(to_device(x).T, out)
     assert_close(to_host(out), x.T, rtol=0, atol=0)
