@@ -22,8 +22,10 @@ from numstack.kernels import (
     gelu,
     gemm,
     layernorm,
+    layernorm_residual,
     loss_scale,
     reduce,
+    rmsnorm,
     softmax,
 )
 
@@ -85,14 +87,25 @@ def _gelu(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
 
 
 def _rows(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
-    x, y, dy, dx = (array((R, C), dtype) for _ in range(4))
-    weight, bias, dweight, dbias = (array((C,), np.float32) for _ in range(4))
+    for columns in (C, 1600, 4 * C):  # other layouts of a row over threads
+        yield from _rows_of(columns, array, dtype)
+
+
+def _rows_of(columns: int, array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
+    x, y, dy, dx = (array((R, columns), dtype) for _ in range(4))
+    weight, bias, dweight, dbias = (array((columns,), np.float32) for _ in range(4))
     mean, rstd = array((R,), np.float32), array((R,), np.float32)
-    workspace = array((layernorm.workspace_size(R, C),), np.float32)
+    workspace = array((layernorm.workspace_size(R, columns),), np.float32)
     forward = partial(layernorm.forward, x, weight, bias, y, mean, rstd, eps=1e-5)
     backward = partial(layernorm.backward, dy, x, weight, mean, rstd, dx, dweight, dbias, workspace)
     yield from _each("layernorm.forward", layernorm.FORWARD, forward)
     yield from _each("layernorm.backward", layernorm.BACKWARD, backward)
+    residual = partial(layernorm_residual.forward, x, dx, weight, bias, dx, y, mean, rstd, eps=1e-5)
+    yield from _each("layernorm_residual.forward", layernorm_residual.FORWARD, residual)
+    forward = partial(rmsnorm.forward, x, weight, y, rstd, eps=1e-5)
+    backward = partial(rmsnorm.backward, dy, x, weight, rstd, dx, dweight, workspace)
+    yield from _each("rmsnorm.forward", rmsnorm.FORWARD, forward)
+    yield from _each("rmsnorm.backward", rmsnorm.BACKWARD, backward)
     yield from _each("softmax.forward", softmax.FORWARD, partial(softmax.forward, x, y))
     yield from _each("softmax.backward", softmax.BACKWARD, partial(softmax.backward, dy, y, dx))
 
@@ -189,7 +202,7 @@ def _elementwise(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
     yield from _each(
         "elementwise.transpose", elementwise.TRANSPOSE_VARIANTS, partial(elementwise.transpose, x, array((C, R), dtype))
     )
-    yield Launch("dropout.forward", "", partial(dropout.forward, x, y, p=0.1, seed=1, offset=0))
+    yield from _each("dropout.forward", dropout.VARIANTS, partial(dropout.forward, x, y, p=0.1, seed=1, offset=0))
 
 
 def _each(operation: str, variants: Any, run: Callable[..., None]) -> Iterator[Launch]:

@@ -6,18 +6,25 @@ keep_i is not stored: word i % 4 of Philox4x32-10 with key ``seed`` and counter 
 compared with p 2^32. Forward and backward with the same seed and offset therefore make the same mask, on any device and
 for any launch shape. A call uses ceil(n / 4) counters: masks whose ranges of counters do not overlap are independent.
 
-One variant: each thread makes one counter's four words for four neighbouring elements.
+Ladder: in ``counter_per_thread`` a thread makes one counter's four words, for four neighbouring elements. ``vectors``
+asks for its vectors of eight elements first, and makes the words of two counters for each while they are on their way.
 """
+
+import functools
 
 import numpy as np
 from numba import cuda, float32, uint32, uint64
 
-from numstack.device import Array, Stream, kernel, narrow, widen
+from numstack.device import Array, Kernel, Stream, kernel, narrow, widen
+from numstack.device.ptx import load8, store8
 from numstack.errors import ConfigError
-from numstack.kernels.launch import ceil_div, check_contiguous, check_floats, check_shape
+from numstack.kernels.launch import are_aligned, ceil_div, check_contiguous, check_floats, check_shape, flat
 from numstack.kernels.philox import philox4x32, reference_words
+from numstack.kernels.variants import Variant, Variants
 
 BLOCK = 128
+VECTOR = 8  # elements that a thread loads or stores side by side: two counters'
+PER_THREAD = 2  # vectors of a thread that are under way at once
 
 
 def reference_mask(n: int, *, p: float, seed: int, offset: int) -> np.ndarray:
@@ -34,12 +41,10 @@ def reference(x: np.ndarray, *, p: float, seed: int, offset: int) -> np.ndarray:
     return y
 
 
-@kernel
-def _dropout(x_N, y_N, threshold, scale, seed, offset):
-    n = x_N.size
-    quad = cuda.grid(1)
-    counter = uint64(offset) + uint64(quad)
-    r0, r1, r2, r3 = philox4x32(
+@cuda.jit(device=True)
+def _words(counter, seed):
+    """Four random words of a 64-bit counter and a 64-bit key."""
+    return philox4x32(
         uint32(counter),
         uint32(counter >> uint64(32)),
         uint32(0),
@@ -47,6 +52,13 @@ def _dropout(x_N, y_N, threshold, scale, seed, offset):
         uint32(seed),
         uint32(seed >> uint64(32)),
     )
+
+
+@kernel
+def _dropout(x_N, y_N, threshold, scale, seed, offset):
+    n = x_N.size
+    quad = cuda.grid(1)
+    r0, r1, r2, r3 = _words(uint64(offset) + uint64(quad), seed)
     i = 4 * quad
     if i < n:
         y_N[i] = narrow(widen(x_N[i]) * scale if r0 >= threshold else float32(0), y_N.dtype)
@@ -56,6 +68,69 @@ def _dropout(x_N, y_N, threshold, scale, seed, offset):
         y_N[i + 2] = narrow(widen(x_N[i + 2]) * scale if r2 >= threshold else float32(0), y_N.dtype)
     if i + 3 < n:
         y_N[i + 3] = narrow(widen(x_N[i + 3]) * scale if r3 >= threshold else float32(0), y_N.dtype)
+
+
+@cuda.jit(device=True)
+def _drop(x, first, words, threshold, scale):
+    """x[first : first + 4] with those whose word is below the threshold dropped."""
+    r0, r1, r2, r3 = words
+    x[first] = x[first] * scale if r0 >= threshold else float32(0)
+    x[first + 1] = x[first + 1] * scale if r1 >= threshold else float32(0)
+    x[first + 2] = x[first + 2] * scale if r2 >= threshold else float32(0)
+    x[first + 3] = x[first + 3] * scale if r3 >= threshold else float32(0)
+
+
+@functools.cache
+def vector_kernel(block: int = BLOCK, per_thread: int = PER_THREAD) -> Kernel:
+    """The kernel of the variant ``vectors``, for blocks and threads of this size."""
+    n_values, stride, span = VECTOR * per_thread, VECTOR * block, VECTOR * block * per_thread
+
+    @kernel(name="dropout.dropout vectors")
+    def dropout_vectors(x_N, y_N, threshold, scale, seed, offset):
+        x = cuda.local.array(n_values, float32)
+        n = x_N.size
+        start = cuda.blockIdx.x * span + cuda.threadIdx.x * VECTOR
+        counter = uint64(offset) + uint64(start // 4)
+        if (cuda.blockIdx.x + 1) * span <= n:
+            for k in range(per_thread):
+                load8(x_N, start + k * stride, x, k * VECTOR)
+            for k in range(per_thread):
+                counter_k = counter + uint64(k * stride // 4)
+                _drop(x, k * VECTOR, _words(counter_k, seed), threshold, scale)
+                _drop(x, k * VECTOR + 4, _words(counter_k + uint64(1), seed), threshold, scale)
+                store8(y_N, start + k * stride, x, k * VECTOR)
+        else:
+            for k in range(per_thread):
+                i0 = start + k * stride
+                for e in range(VECTOR):
+                    x[e] = float32(0)
+                    if i0 + e < n:
+                        x[e] = widen(x_N[i0 + e])
+                counter_k = counter + uint64(k * stride // 4)
+                _drop(x, 0, _words(counter_k, seed), threshold, scale)
+                _drop(x, 4, _words(counter_k + uint64(1), seed), threshold, scale)
+                for e in range(VECTOR):
+                    if i0 + e < n:
+                        y_N[i0 + e] = narrow(x[e], y_N.dtype)
+
+    return dropout_vectors
+
+
+def _launch_counters(x: Array, y: Array, scalars: tuple[object, ...], stream: Stream | None) -> None:
+    _dropout[ceil_div(x.size, 4 * BLOCK), BLOCK, stream](x, y, *scalars, flops=x.size)
+
+
+def _launch_vectors(x: Array, y: Array, scalars: tuple[object, ...], stream: Stream | None) -> None:
+    vector_kernel()[ceil_div(x.size, BLOCK * VECTOR * PER_THREAD), BLOCK, stream](x, y, *scalars, flops=x.size)
+
+
+VARIANTS = Variants(
+    "dropout",
+    [
+        Variant("counter_per_thread", _launch_counters, "Four elements a thread: what one counter gives."),
+        Variant("vectors", _launch_vectors, "16 bytes a thread, before the words are made.", are_aligned, "gpu"),
+    ],
+)
 
 
 def _threshold(p: float) -> np.uint32:
@@ -81,6 +156,8 @@ def forward(
         Probability of dropping, 0 <= p < 1.
     seed, offset : int
         Key and first counter, 0 <= each < 2^64.
+    variant : str, optional
+        A name in ``VARIANTS``.
 
     Raises
     ------
@@ -101,17 +178,12 @@ def forward(
     check_shape("dropout", x.shape, y=y)
     check_floats("dropout", x=x, y=y)
     check_contiguous("dropout", x=x, y=y)
-    _dropout[ceil_div(x.size, 4 * BLOCK), BLOCK, stream](
-        x.reshape(-1),
-        y.reshape(-1),
-        _threshold(p),
-        1 / (1 - p),
-        np.uint64(seed),
-        np.uint64(offset),
-        flops=x.size,
-    )
+    scalars = (_threshold(p), 1 / (1 - p), np.uint64(seed), np.uint64(offset))
+    VARIANTS.pick(variant, x, y).launch(flat(x), flat(y), scalars, stream)
 
 
-def backward(dy: Array, dx: Array, *, p: float, seed: int, offset: int, stream: Stream | None = None) -> None:
+def backward(
+    dy: Array, dx: Array, *, p: float, seed: int, offset: int, variant: str | None = None, stream: Stream | None = None
+) -> None:
     """Gradient of :func:`forward`: the same mask and scale applied to dy; dx may be dy. Arguments as there."""
-    forward(dy, dx, p=p, seed=seed, offset=offset, stream=stream)
+    forward(dy, dx, p=p, seed=seed, offset=offset, variant=variant, stream=stream)

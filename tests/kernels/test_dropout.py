@@ -20,6 +20,8 @@ KNOWN_ANSWERS = [
         (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
     ),
 ]
+EVERY_VARIANT = pytest.mark.parametrize("variant", dropout.VARIANTS.runnable())
+SPAN = dropout.BLOCK * dropout.VECTOR * dropout.PER_THREAD  # of a block of vectors
 OPTIONS = {"p": 0.25, "seed": 0x0123456789ABCDEF, "offset": 2**32 - 2}  # the counter carries into its second word
 
 
@@ -70,17 +72,19 @@ def forward(x: np.ndarray, dtype=np.float32, **options) -> np.ndarray:
     return to_host(y)
 
 
-@pytest.mark.parametrize("shape", [(1,), (2, 3), (4 * dropout.BLOCK + 1,), (0, 5), (7, 11, 13)])
-def test_equals_the_reference(shape):
+@EVERY_VARIANT
+@pytest.mark.parametrize("shape", [(1,), (2, 3), (4 * dropout.BLOCK + 1,), (0, 5), (7, 11, 13), (SPAN + 13,)])
+def test_equals_the_reference(shape, variant):
     x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
-    y = forward(x, **OPTIONS)
+    y = forward(x, **OPTIONS, variant=variant)
     assert_close(y, dropout.reference(x, **OPTIONS), rtol=1e-6)
     np.testing.assert_array_equal(y == 0, ~dropout.reference_mask(x.size, **OPTIONS).reshape(shape))
 
 
-def test_backward_has_the_same_mask_in_place():
+@EVERY_VARIANT
+def test_backward_has_the_same_mask_in_place(variant):
     dy = to_device(np.ones(1000, np.float32))
-    dropout.backward(dy, dy, **OPTIONS)
+    dropout.backward(dy, dy, **OPTIONS, variant=variant)
     np.testing.assert_array_equal(to_host(dy), forward(np.ones(1000, np.float32), **OPTIONS))
 
 
@@ -105,16 +109,18 @@ def test_masks_of_other_offsets_and_seeds_are_independent():
     np.testing.assert_array_equal(overlapping[: n - 40], masks[0][40:])
 
 
+@EVERY_VARIANT
 @pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16)], ids=str)
-def test_sixteen_bits(dtype):
-    x = np.random.default_rng(0).standard_normal(1000).astype(dtype)
-    y = forward(x, np.uint16 if dtype == BFLOAT16 else dtype, **OPTIONS).view(dtype)
+def test_sixteen_bits(dtype, variant):
+    x = np.random.default_rng(0).standard_normal(SPAN + 100).astype(dtype)
+    y = forward(x, np.uint16 if dtype == BFLOAT16 else dtype, **OPTIONS, variant=variant).view(dtype)
     assert_close(y, dropout.reference(x, **OPTIONS), dtype=str(dtype))
 
 
-def test_under_checks(under_checks):
+@EVERY_VARIANT
+def test_under_checks(under_checks, variant):
     x = np.ones(150, np.float32)
-    np.testing.assert_array_equal(forward(x, **OPTIONS) == 0, ~dropout.reference_mask(150, **OPTIONS))
+    np.testing.assert_array_equal(forward(x, **OPTIONS, variant=variant) == 0, ~dropout.reference_mask(150, **OPTIONS))
 
 
 def test_bad_arguments():
