@@ -151,11 +151,35 @@ def _gate_slope_erf(x, gate, complement):
     return INV_SQRT_2PI * math.exp(float32(-0.5) * x * x)
 
 
+# For other kernels' epilogues; the approximate ones where results have 16 bits, on a GPU.
+
+
 @cuda.jit(device=True)
 def gelu_tanh(x):
-    """GELU in the tanh form, for other kernels' epilogues."""
+    """GELU in the tanh form."""
     gate, _ = _gates_tanh_exp(x)
     return x * gate
+
+
+@cuda.jit(device=True)
+def gelu_tanh_approximate(x):
+    """The same by one exponential and one reciprocal of the hardware."""
+    gate, _ = _gates_tanh_approximate(x)
+    return x * gate
+
+
+@cuda.jit(device=True)
+def gelu_tanh_slope(x):
+    """Its derivative."""
+    gate, complement = _gates_tanh_exp(x)
+    return gate + x * _gate_slope_tanh(x, gate, complement)
+
+
+@cuda.jit(device=True)
+def gelu_tanh_slope_approximate(x):
+    """The same by one exponential and one reciprocal of the hardware."""
+    gate, complement = _gates_tanh_approximate(x)
+    return gate + x * _gate_slope_tanh(x, gate, complement)
 
 
 def _make_kernels(

@@ -76,6 +76,17 @@ def test_epilogue_bias_gelu_in_every_variant(variant):
     assert_close(to_host(preactivation), expected_preactivation, **tolerance(k))
 
 
+@pytest.mark.parametrize("variant", VARIANTS.runnable())
+def test_epilogue_gelu_backward_in_every_variant(variant):
+    m, n, k = TILE_M + 1, TILE_N + 1, 40
+    a, b = operands(m, n, k, "NT")
+    preactivation = np.random.default_rng(1).standard_normal((m, n), dtype=np.float32) * 3
+    options = {"layout": "NT", "alpha": 0.5, "epilogue": "gelu_backward"}
+    c = run(a, b, m, n, preactivation=to_device(preactivation), variant=variant, **options)
+    expected = reference(a, b, preactivation=preactivation, **options)[0]
+    assert_close(c, expected, **tolerance(k))
+
+
 def test_other_epilogues():
     m, n, k = TILE_M + 1, TILE_N + 1, 40
     a, b = operands(m, n, k, "NN")

@@ -12,7 +12,8 @@ No operand is ever transposed in memory. Epilogues, on ab = alpha op(a) op(b):
 
 - ``bias``: c = ab + bias_N;
 - ``bias_gelu``: p = ab + bias_N, c = gelu(p), tanh form; p is stored too where the backward pass will need it;
-- ``residual``: c = ab + residual_MN, plus bias_N if given.
+- ``residual``: c = ab + residual_MN, plus bias_N if given;
+- ``gelu_backward``: c = ab gelu'(p), for the p that ``bias_gelu`` stored.
 
 ``accumulate`` adds into c (c = ab + c), for gradients that have several contributions.
 
@@ -66,13 +67,13 @@ def gemm(
     alpha : float
     accumulate : bool
         Add into c. Without an epilogue only.
-    epilogue : {None, "bias", "bias_gelu", "residual"}
+    epilogue : {None, "bias", "bias_gelu", "residual", "gelu_backward"}
     bias : array, shape (N,)
         For bias and bias_gelu; optional for residual.
     residual : array, shape (M, N)
         For residual; may be c.
     preactivation : array, shape (M, N), optional
-        For bias_gelu: gets what went into the GELU.
+        For bias_gelu: gets what went into the GELU. For gelu_backward, which needs it: read.
     variant : str, optional
         A name in ``VARIANTS``.
 
@@ -114,7 +115,8 @@ def gemm(
         has_bias=bias is not None,
         has_gelu=epilogue == "bias_gelu",
         has_residual=residual is not None,
-        keeps_preactivation=preactivation is not None,
+        keeps_preactivation=preactivation is not None and epilogue == "bias_gelu",
+        has_gelu_backward=epilogue == "gelu_backward",
     )
     problem = Problem(spec, m, n, k, a, b, c, bias, residual, preactivation, float(alpha))
     VARIANTS.pick(variant, problem).launch(problem, stream)
@@ -132,6 +134,7 @@ def _check_extras(epilogue: str | None, accumulate: bool, extras: dict[str, Arra
         "bias": (("bias",), ("bias",)),
         "bias_gelu": (("bias",), ("bias", "preactivation")),
         "residual": (("residual",), ("bias", "residual")),
+        "gelu_backward": (("preactivation",), ("preactivation",)),
     }[epilogue]
     for name in needed:
         if name not in extras:

@@ -40,7 +40,8 @@ def _make_store(spec: Spec) -> Any:
     """A device function that stores alpha op(a) op(b) at one place, after the epilogue."""
     has_bias, has_gelu, has_residual = spec.has_bias, spec.has_gelu, spec.has_residual
     keeps_preactivation = spec.keeps_preactivation
-    gelu_tanh = gelu.gelu_tanh
+    has_gelu_backward = spec.has_gelu_backward
+    gelu_tanh, gelu_tanh_slope = gelu.gelu_tanh, gelu.gelu_tanh_slope
 
     @cuda.jit(device=True)
     def store(value, i, j, c, bias, residual, preactivation):
@@ -50,6 +51,8 @@ def _make_store(spec: Spec) -> Any:
             preactivation[i, j] = narrow(value, preactivation.dtype)
         if has_gelu:
             value = gelu_tanh(value)
+        if has_gelu_backward:
+            value *= gelu_tanh_slope(widen(preactivation[i, j]))
         if has_residual:
             value += widen(residual[i, j])
         c[i, j] = narrow(value, c.dtype)

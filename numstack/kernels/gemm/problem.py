@@ -9,7 +9,7 @@ from numstack.kernels import gelu
 from numstack.kernels.launch import dtype_name
 
 LAYOUTS = ("NN", "NT", "TN")
-EPILOGUES = (None, "bias", "bias_gelu", "residual")
+EPILOGUES = (None, "bias", "bias_gelu", "residual", "gelu_backward")
 
 
 class Spec(NamedTuple):
@@ -21,12 +21,18 @@ class Spec(NamedTuple):
     has_gelu: bool
     has_residual: bool
     keeps_preactivation: bool
+    has_gelu_backward: bool = False
 
     def name(self, variant: str) -> str:
         """What traces call the kernel: ``gemm.register_tile NT bias_gelu``."""
         layout = "TN" if self.a_is_KM else "NT" if self.b_is_NK else "NN"
-        epilogue = [("bias", self.has_bias), ("gelu", self.has_gelu), ("residual", self.has_residual)]
-        return " ".join(["gemm." + variant, layout, "_".join(part for part, is_there in epilogue if is_there)]).rstrip()
+        parts = {
+            "bias": self.has_bias,
+            "gelu": self.has_gelu,
+            "residual": self.has_residual,
+            "gelu_backward": self.has_gelu_backward,
+        }
+        return " ".join(["gemm." + variant, layout, "_".join(part for part in parts if parts[part])]).rstrip()
 
 
 class Problem(NamedTuple):
@@ -64,6 +70,7 @@ def reference(
     epilogue: str | None = None,
     bias: np.ndarray | None = None,
     residual: np.ndarray | None = None,
+    preactivation: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """c and, for ``bias_gelu``, the value before the GELU (else c again), in float64.
 
@@ -73,6 +80,8 @@ def reference(
     c = alpha * ((a.T if layout[0] == "T" else a) @ (b.T if layout[1] == "T" else b))
     if bias is not None:
         c = c + np.asarray(bias, np.float64)
+    if epilogue == "gelu_backward":
+        c = c * gelu.reference(np.asarray(preactivation, np.float64), "tanh")[1]
     if epilogue == "bias_gelu":
         return gelu.reference(c, "tanh")[0], c
     if residual is not None:

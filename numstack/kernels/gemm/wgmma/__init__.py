@@ -23,6 +23,7 @@ def launch(problem: Problem, stream: Stream | None, config: Config, workspace: A
         has_bias=spec.has_bias,
         has_gelu=spec.has_gelu,
         has_residual=spec.has_residual and not adds_to_c,
+        has_gelu_backward=spec.has_gelu_backward,
         keeps_preactivation=spec.keeps_preactivation,
         adds_to_c=adds_to_c,
     )
@@ -32,8 +33,11 @@ def launch(problem: Problem, stream: Stream | None, config: Config, workspace: A
     b_box = (config.tile_n // config.cluster, TILE_K) if spec.b_is_NK else (TILE_K // config.cluster, 64)
     b_map = device.tensor_map(b, b_box)
     c_map = device.tensor_map(c, box_of_c)
-    kept_map = c_map if preactivation is None else device.tensor_map(preactivation, box_of_c)
-    residual_map = c_map if residual is None else device.tensor_map(residual, box_of_c)
+    kept_map = c_map
+    if preactivation is not None and spec.keeps_preactivation:
+        kept_map = device.tensor_map(preactivation, box_of_c)
+    extra = preactivation if spec.has_gelu_backward else residual
+    extra_map = c_map if extra is None else device.tensor_map(extra, box_of_c)
     tiles_m = ceil_div(m, config.tile_m * config.cluster)
     tiles_n = ceil_div(n, config.tile_n)
     tiles = tiles_m * tiles_n
@@ -46,7 +50,7 @@ def launch(problem: Problem, stream: Stream | None, config: Config, workspace: A
         workers = min(workers, tiles)
     partials = c if workspace is None else workspace
     make_kernel(form, config)[workers * config.cluster, THREADS, stream, config.shared_bytes(spec.has_bias)](
-        a_map, b_map, c_map, kept_map, residual_map, c if bias is None else bias, partials,
+        a_map, b_map, c_map, kept_map, extra_map, c if bias is None else bias, partials,
         tiles_m, tiles_n, tiles, whole, k_steps, alpha, flops=problem.flops,
     )  # fmt: skip
     if whole < tiles:

@@ -10,12 +10,9 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
-from numstack.device.ptx import math as ptx_math
 from numstack.device.ptx import mbarrier, packing, shared, sync, tma
+from numstack.kernels import gelu
 from numstack.kernels.gemm.wgmma.config import CHUNK_BYTES, Config
-
-_TWO_LOG2E_SCALE = float32(-2.0 * 1.4426950408889634 * 0.7978845608028654)
-_CUBIC = float32(0.044715)
 
 
 class Outputs(NamedTuple):
@@ -25,19 +22,18 @@ class Outputs(NamedTuple):
     has_bias: bool
     has_gelu: bool
     has_residual: bool
+    has_gelu_backward: bool
     keeps_preactivation: bool
     adds_to_c: bool
 
     @property
+    def reads_extra(self) -> bool:
+        """Whether a matrix like c is read: the residual or the pre-activation."""
+        return self.has_residual or self.has_gelu_backward
+
+    @property
     def chunk_columns(self) -> int:
         return 128 // (4 if self.dtype == "f32" else 2)
-
-
-@cuda.jit(device=True)
-def gelu_tanh(x):
-    """GELU, tanh form, by one exponential and one reciprocal: x / (1 + exp(-2 u))."""
-    e = ptx_math.exp2(_TWO_LOG2E_SCALE * (x + _CUBIC * x * x * x))
-    return x * ptx_math.reciprocal(float32(1) + e)
 
 
 @cache
@@ -45,7 +41,7 @@ def make_store_rows(outputs: Outputs, config: Config, row_block: int) -> Any:
     """A device function that stores 64 rows of accumulators, the ``row_block``-th of its warpgroup.
 
     ``x, y`` are column and row of the tile's part of c, ``staging`` and ``loaded`` the warpgroup's buffers and their
-    barriers, ``parity`` the phase in which residuals of this tile are loaded first, ``bias`` the address of its row.
+    barriers, ``parity`` the phase in which the residual of this tile is loaded first, ``bias`` the address of its row.
     """
     chunks = config.tile_n // outputs.chunk_columns
     store: Any = None
@@ -62,9 +58,9 @@ def _in_turn(first: Any, second: Any) -> Any:
         return first
 
     @cuda.jit(device=True)
-    def both(acc, c, kept, residual, x, y, staging, loaded, parity, thread, consumer, bias, alpha):
-        first(acc, c, kept, residual, x, y, staging, loaded, parity, thread, consumer, bias, alpha)
-        second(acc, c, kept, residual, x, y, staging, loaded, parity, thread, consumer, bias, alpha)
+    def both(acc, c, kept, extra, x, y, staging, loaded, parity, thread, consumer, bias, alpha):
+        first(acc, c, kept, extra, x, y, staging, loaded, parity, thread, consumer, bias, alpha)
+        second(acc, c, kept, extra, x, y, staging, loaded, parity, thread, consumer, bias, alpha)
 
     return both
 
@@ -72,6 +68,8 @@ def _in_turn(first: Any, second: Any) -> Any:
 def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: int) -> Any:
     """A device function that stores 128 bytes of each of 64 rows."""
     dtype, has_bias, has_gelu, has_residual = outputs.dtype, outputs.has_bias, outputs.has_gelu, outputs.has_residual
+    has_gelu_backward, reads_extra = outputs.has_gelu_backward, outputs.reads_extra
+    gelu_tanh, gelu_tanh_slope = gelu.gelu_tanh_approximate, gelu.gelu_tanh_slope_approximate
     keeps_preactivation, adds_to_c = outputs.keeps_preactivation, outputs.adds_to_c
     is_wide = dtype == "f32"
     columns = outputs.chunk_columns
@@ -82,10 +80,10 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
     buffers = config.buffers // a_chunk
     slot = (number % buffers) * a_chunk
     is_first, takes_used_buffer = number == 0, number >= buffers
-    needs_bias = has_bias and has_residual and chunk == 0
+    needs_bias = has_bias and reads_extra and chunk == 0
     turn = (number // buffers) & 1
-    loads_next = has_residual and number + buffers < total
-    load_residual = make_load_residual(outputs, config)
+    loads_next = reads_extra and number + buffers < total
+    load_extra = make_load_extra(outputs, config)
     wait_all_read = tma.make_wait(0, reads_only=True)
     wait_one_read = tma.make_wait(buffers - 1, reads_only=True)
     meet_first, meet_second = sync.make_barrier(1, 128), sync.make_barrier(2, 128)
@@ -125,6 +123,13 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
             left, right = shared.load2(uint32(at + uint32(1024)))
             values[2] += left
             values[3] += right
+        if has_gelu_backward:
+            left, right = shared.load2(at)
+            values[0] *= gelu_tanh_slope(left)
+            values[1] *= gelu_tanh_slope(right)
+            left, right = shared.load2(uint32(at + uint32(1024)))
+            values[2] *= gelu_tanh_slope(left)
+            values[3] *= gelu_tanh_slope(right)
         shared.store2(at, values[0], values[1])
         shared.store2(uint32(at + uint32(1024)), values[2], values[3])
 
@@ -155,6 +160,11 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
             for i in range(4):
                 values[2 * i] += low(words[i])
                 values[2 * i + 1] += high(words[i])
+        if has_gelu_backward:
+            shared.load_matrices(at, words, 0)
+            for i in range(4):
+                values[2 * i] *= gelu_tanh_slope(low(words[i]))
+                values[2 * i + 1] *= gelu_tanh_slope(high(words[i]))
         for i in range(4):
             words[i] = pack(values[2 * i], values[2 * i + 1])
         shared.store_matrices(at, words, 0)
@@ -162,7 +172,7 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
     store_part = store_part_float32 if is_wide else store_part_16
 
     @cuda.jit(device=True)
-    def store_chunk(acc, c, kept, residual, x, y, staging, loaded, parity, thread, consumer, bias, alpha):
+    def store_chunk(acc, c, kept, extra, x, y, staging, loaded, parity, thread, consumer, bias, alpha):
         lane = thread & int32(31)
         warp = thread >> int32(5)
         if is_wide:
@@ -172,7 +182,7 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
             place = uint32((warp * 16 + (lane & 15)) * 128 + (((lane >> 4) ^ (lane & 7)) << 4))
         buffer = uint32(staging + uint32(slot * CHUNK_BYTES))
         kept_buffer = uint32(buffer + uint32(CHUNK_BYTES))
-        if has_residual:
+        if reads_extra:
             if needs_bias:
                 meet_group(consumer)
             mbarrier.wait(loaded + uint32(8 * slot), parity ^ uint32(turn))
@@ -201,25 +211,25 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
             tma.commit()
             if loads_next:
                 wait_all_read()
-                load_residual(residual, x, int32(y - 64 * row_block), staging, loaded, number + buffers)
+                load_extra(extra, x, int32(y - 64 * row_block), staging, loaded, number + buffers)
 
     return store_chunk
 
 
 @cache
-def make_load_residual(outputs: Outputs, config: Config) -> Any:
-    """A device function by which one thread loads a chunk's residual into its buffer; nothing else may be in there."""
+def make_load_extra(outputs: Outputs, config: Config) -> Any:
+    """A device function by which one thread loads a chunk of the extra matrix into its buffer, which must be free."""
     columns = outputs.chunk_columns
     chunks = config.tile_n // columns
     buffers = config.buffers
 
     @cuda.jit(device=True)
-    def load_residual(residual, x, y, staging, loaded, number):
+    def load_extra(extra, x, y, staging, loaded, number):
         slot = uint32(number % buffers)
         barrier = uint32(loaded + uint32(8) * slot)
         mbarrier.arrive_and_expect(barrier, uint32(CHUNK_BYTES))
         column = int32(x + (number % chunks) * columns)
         row = int32(y + (number // chunks) * 64)
-        tma.load_2d(residual, uint32(staging + uint32(CHUNK_BYTES) * slot), barrier, column, row)
+        tma.load_2d(extra, uint32(staging + uint32(CHUNK_BYTES) * slot), barrier, column, row)
 
-    return load_residual
+    return load_extra

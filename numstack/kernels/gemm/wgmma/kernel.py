@@ -8,7 +8,7 @@ from numba import cuda, float32, int32, uint8, uint16, uint32, uint64
 from numstack.device import Kernel, kernel, widen
 from numstack.device.ptx import cluster, integers, mbarrier, shared, sync, tma, vectors, wgmma
 from numstack.kernels.gemm.wgmma.config import BARRIER_BYTES, CHUNK_BYTES, CONSUMERS, TILE_K, Config
-from numstack.kernels.gemm.wgmma.epilogue import Outputs, make_load_residual, make_store_rows
+from numstack.kernels.gemm.wgmma.epilogue import Outputs, make_load_extra, make_store_rows
 from numstack.kernels.gemm.wgmma.schedule import make_tile_position, share_begin
 
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232
@@ -56,11 +56,11 @@ def make_kernel(form: Form, config: Config) -> Kernel:
     take_registers = sync.make_set_registers("inc", CONSUMER_REGISTERS)
     wait_all_read = tma.make_wait(0, reads_only=True)
     tile_position = make_tile_position(config.group)
-    has_bias, has_residual = outputs.has_bias, outputs.has_residual
+    has_bias, reads_extra = outputs.has_bias, outputs.reads_extra
     chunks = tile_n // outputs.chunk_columns * (2 if is_tall else 1)
     loads_a_tile = chunks // buffers  # of each buffer
     first_loads = min(chunks, buffers)
-    load_residual = make_load_residual(outputs, config)
+    load_extra = make_load_extra(outputs, config)
     store_rows, store_rows_below = make_store_rows(outputs, config, 0), make_store_rows(outputs, config, 1)
     n_boxes_a, n_boxes_b = tile_m // 64, tile_n // 64
     shared_half = tile_n // 2 * 128 if b_is_NK else 32 * 128  # of b's tile, loaded by each block of a pair
@@ -93,7 +93,7 @@ def make_kernel(form: Form, config: Config) -> Kernel:
                     cluster.load_2d(b, at, barrier, uint16(3), int32(column + box * 64), first)
 
     @kernel(name=form.name, cluster=blocks)
-    def product(a, b, c, kept, residual, bias_N, partials, tiles_m, tiles_n, tiles, whole, k_steps, alpha):
+    def product(a, b, c, kept, extra, bias_N, partials, tiles_m, tiles_n, tiles, whole, k_steps, alpha):
         head = integers.shared_address(cuda.shared.array(0, uint8))
         tiles_of_a = uint32(head + uint32(head_bytes))
         tiles_of_b = uint32(tiles_of_a + uint32(stages * a_bytes))
@@ -199,10 +199,10 @@ def make_kernel(form: Form, config: Config) -> Kernel:
                 row_of_tiles, column_of_tiles = tile_position(number, tiles_m, tiles_n)
                 row = int32((row_of_tiles * blocks + block) * tile_m + consumer * rows)
                 column = int32(column_of_tiles * tile_n)
-                if has_residual and mine == 0:
+                if reads_extra and mine == 0:
                     wait_all_read()
                     for first in range(first_loads):
-                        load_residual(residual, column, row, my_staging, my_loaded, first)
+                        load_extra(extra, column, row, my_staging, my_loaded, first)
                 if has_bias:
                     at = int32(column + 2 * mine)
                     bias_left = widen(bias_N[at]) if at < bias_N.shape[0] else float32(0)
@@ -259,7 +259,7 @@ def make_kernel(form: Form, config: Config) -> Kernel:
                         acc,
                         c,
                         kept,
-                        residual,
+                        extra,
                         column,
                         row,
                         my_staging,
@@ -272,7 +272,7 @@ def make_kernel(form: Form, config: Config) -> Kernel:
                     )
                     if is_tall:
                         store_rows_below(
-                            below, c, kept, residual, column, int32(row + 64), my_staging, my_loaded, parity, mine,
+                            below, c, kept, extra, column, int32(row + 64), my_staging, my_loaded, parity, mine,
                             consumer, my_bias, alpha,
                         )  # fmt: skip
                     parity = uint32(parity ^ uint32(loads_a_tile & 1))
