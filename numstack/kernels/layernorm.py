@@ -14,8 +14,10 @@ Backward, with g_rc = dy_rc weight_c::
     dbias_c   = sum_r dy_rc
 
 Forward ladder: ``thread_per_row`` is the formula; ``block_per_row`` reads coalesced and reduces by a tree in shared
-memory; ``warp_per_row`` reduces by shuffles, without a barrier. Backward ladder: ``thread_per_row`` has a thread for
-each row of dx and for each column of dweight and dbias, and reads dy and x twice; ``row_groups`` makes all in one pass.
+memory; ``warp_per_row`` reduces by shuffles, without a barrier; ``row_in_registers``, for GPUs, reads a row once, by
+16 bytes a lane. Backward ladder: ``thread_per_row`` has a thread for each row of dx and for each column of dweight and
+dbias, and reads dy and x twice; ``row_groups`` makes all in one pass; ``rows_in_registers``, for GPUs, keeps several
+rows and the sums over rows in registers. Those for GPUs are in ``layernorm_registers.py``.
 
 Sums are float32 whatever the arrays hold. The variance is taken about the mean (two passes over a row that is in cache
 by then), not as E[x^2] - E[x]^2, which cancels. Source: Ba, Kiros, Hinton 2016, "Layer Normalization", eq. 3-4.
@@ -27,6 +29,7 @@ import numpy as np
 from numba import cuda, float32
 
 from numstack.device import Array, Stream, kernel, narrow, widen
+from numstack.kernels import layernorm_registers
 from numstack.kernels.launch import (
     ceil_div,
     check_contiguous,
@@ -36,13 +39,15 @@ from numstack.kernels.launch import (
     check_shape,
     check_workspace,
 )
+from numstack.kernels.rows import PERSISTENT_VECTORS, fits, layout, persistent, row_of
 from numstack.kernels.variants import Variant, Variants
 from numstack.kernels.warp import WARP, warp_sum
 
 BLOCK = 128  # threads of the one-dimensional blocks
 ROWS = 4  # rows of a block where a warp takes a row
+VECTORS = 4  # vectors of a row that a thread keeps, at most
 GROUPS = 528  # most blocks of the backward pass, and so rows of partial sums: four a multiprocessor on an H200
-REDUCERS = 8  # warps that share the partial sums of 32 columns
+REDUCERS = 32  # warps that share the partial sums of 32 columns
 
 
 def reference(x_RC: np.ndarray, weight_C: np.ndarray, bias_C: np.ndarray, eps: float) -> tuple[np.ndarray, ...]:
@@ -314,7 +319,7 @@ def _n_groups(R: int) -> int:
 
 def workspace_size(R: int, C: int) -> int:
     """Float32 elements of workspace that :func:`backward` needs for x of shape (R, C)."""
-    return 2 * _n_groups(R) * C
+    return 2 * max(_n_groups(R), persistent(R, C).blocks) * C
 
 
 def _forward_by_threads(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
@@ -328,6 +333,13 @@ def _forward_by_blocks(arrays: tuple[Array, ...], eps: float, stream: Stream | N
 def _forward_by_warps(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
     x = arrays[0]
     _forward_warp_per_row[ceil_div(x.shape[0], ROWS), (WARP, ROWS), stream](*arrays, eps, flops=8 * x.size)
+
+
+def _forward_by_registers(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
+    R, C = arrays[0].shape
+    chosen = layout(C, VECTORS)
+    in_registers = layernorm_registers.forward(chosen)
+    in_registers[ceil_div(R, chosen.rows), chosen.block, stream](*arrays, eps, 1 / C, flops=8 * R * C)
 
 
 def _backward_by_threads(
@@ -346,9 +358,22 @@ def _backward_by_groups(
     dy, x, weight, mean, rstd, dx, dweight, dbias = arrays
     R, C = x.shape
     groups = _n_groups(R)
-    partial = workspace[: workspace_size(R, C)].reshape(2, groups, C)
+    partial = workspace[: 2 * groups * C].reshape(2, groups, C)
     _backward_row_groups[groups, (WARP, ROWS), stream](
         dy, x, weight, mean, rstd, dx, partial, accumulate_dx, flops=16 * x.size
+    )
+    _sum_groups[ceil_div(C, WARP), (WARP, REDUCERS), stream](partial, dweight, dbias, accumulate)
+
+
+def _backward_by_registers(
+    arrays: tuple[Array, ...], workspace: Array, accumulate: bool, accumulate_dx: bool, stream: Stream | None
+) -> None:
+    dy, x, weight, mean, rstd, dx, dweight, dbias = arrays
+    R, C = x.shape
+    plan = persistent(R, C)
+    partial = workspace[: 2 * plan.blocks * C].reshape(2, plan.blocks, C)
+    layernorm_registers.backward(plan.layout, plan.batch)[plan.blocks, plan.layout.block, stream](
+        dy, x, weight, mean, rstd, dx, partial, accumulate_dx, 1 / C, flops=16 * x.size
     )
     _sum_groups[ceil_div(C, WARP), (WARP, REDUCERS), stream](partial, dweight, dbias, accumulate)
 
@@ -363,6 +388,13 @@ FORWARD = Variants(
             note="Neighbouring threads read neighbouring elements; the sums are made by a tree in shared memory.",
         ),
         Variant("warp_per_row", _forward_by_warps, note="Shuffles instead of shared memory: no barrier, no idle tree."),
+        Variant(
+            "row_in_registers",
+            _forward_by_registers,
+            note="One read of the row, 16 bytes a lane and all on their way at once.",
+            supports=lambda row: fits(row, VECTORS),
+            made_for="gpu",
+        ),
     ],
 )
 
@@ -374,6 +406,13 @@ BACKWARD = Variants(
             "row_groups",
             _backward_by_groups,
             note="dy and x come from memory once: a block makes dx of a few rows and adds to its sums of columns.",
+        ),
+        Variant(
+            "rows_in_registers",
+            _backward_by_registers,
+            note="16 bytes a lane, several rows at once; a thread keeps to its columns, their sums in its registers.",
+            supports=lambda row: fits(row, PERSISTENT_VECTORS),
+            made_for="gpu",
         ),
     ],
 )
@@ -421,7 +460,8 @@ def forward(
     check_floats("layernorm", x_RC=x_RC, weight_C=weight_C, bias_C=bias_C, y_RC=y_RC)
     check_dtype("layernorm", np.float32, mean_R=mean_R, rstd_R=rstd_R)
     check_contiguous("layernorm", x_RC=x_RC, weight_C=weight_C, bias_C=bias_C, y_RC=y_RC, mean_R=mean_R, rstd_R=rstd_R)
-    FORWARD.pick(variant).launch((x_RC, weight_C, bias_C, y_RC, mean_R, rstd_R), float(eps), stream)
+    chosen = FORWARD.pick(variant, row_of(C, x_RC, weight_C, bias_C, y_RC))
+    chosen.launch((x_RC, weight_C, bias_C, y_RC, mean_R, rstd_R), float(eps), stream)
 
 
 def backward(
@@ -481,4 +521,5 @@ def backward(
     check_contiguous("layernorm", dweight_C=dweight_C, dbias_C=dbias_C)
     check_workspace("layernorm", workspace, workspace_size(R, C))
     arrays = (dy_RC, x_RC, weight_C, mean_R, rstd_R, dx_RC, dweight_C, dbias_C)
-    BACKWARD.pick(variant).launch(arrays, workspace, accumulate, accumulate_dx, stream)
+    chosen = BACKWARD.pick(variant, row_of(C, dy_RC, x_RC, weight_C, dx_RC, workspace))
+    chosen.launch(arrays, workspace, accumulate, accumulate_dx, stream)

@@ -157,3 +157,35 @@ def row_functions(threads: int, vectors: int) -> RowFunctions:
     if threads == WARP:
         return RowFunctions(load, store, warp_totals, warp_largest)
     return RowFunctions(load, store, block_totals, block_max)
+
+
+class Persistent(NamedTuple):
+    """How a grid that stays goes through the rows, each of its threads keeping to its columns.
+
+    Attributes
+    ----------
+    layout : Layout
+    batch : int
+        Rows (of each warp, if a warp takes a row) that are on their way at once.
+    blocks : int
+        Of the grid.
+    """
+
+    layout: Layout
+    batch: int
+    blocks: int
+
+
+MULTIPROCESSORS = 132  # of an H200; a constant, so that sums are made in the same order on every GPU
+PERSISTENT_VECTORS = 2
+
+
+def persistent(n_rows: int, columns: int) -> Persistent:
+    """A grid for rows that :func:`fits` with PERSISTENT_VECTORS."""
+    n = ceil_div(columns, VECTOR)
+    vectors = 1 if n <= 512 else PERSISTENT_VECTORS
+    threads = WARP * ceil_div(n, WARP * vectors)
+    batch = 4 if threads <= 128 else 2
+    per_multiprocessor = 5 if threads <= 96 else 4 if threads <= 128 else 2 if threads <= 384 else 1
+    blocks = min(MULTIPROCESSORS * per_multiprocessor, ceil_div(n_rows, batch)) or 1
+    return Persistent(Layout(threads, vectors, 1), batch, blocks)

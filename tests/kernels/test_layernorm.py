@@ -21,6 +21,19 @@ SHAPES = {
 }
 
 
+VECTOR_SHAPES = {
+    "one vector": (1, 8),
+    "one vector past a warp, one row past a block": (layernorm.ROWS + 1, 264),
+    "one vector past what a warp keeps, more rows than a batch": (11, 8 * 32 * layernorm.VECTORS + 8),
+    "two vectors a thread in the backward pass": (3, 8 * 512 + 8),
+    "no row": (0, 8),
+}
+
+
+def shapes(variant: str) -> dict[str, tuple[int, int]]:
+    return VECTOR_SHAPES if "registers" in variant else SHAPES
+
+
 def inputs(R: int, C: int) -> tuple[np.ndarray, ...]:
     """x (away from mean 0), weight, bias, dy."""
     rng = np.random.default_rng(R * 1000 + C)
@@ -48,7 +61,7 @@ def backward(dy, x, weight, *, eps=EPS, **options) -> tuple[np.ndarray, ...]:
 
 @pytest.mark.parametrize("variant", layernorm.FORWARD.runnable())
 def test_forward_at_every_shape(variant):
-    for what, shape in SHAPES.items():
+    for what, shape in shapes(variant).items():
         x, weight, bias, _ = inputs(*shape)
         for name, got, expected in zip(
             ("y", "mean", "rstd"),
@@ -61,7 +74,7 @@ def test_forward_at_every_shape(variant):
 
 @pytest.mark.parametrize("variant", layernorm.BACKWARD.runnable())
 def test_backward_at_every_shape(variant):
-    for what, shape in SHAPES.items():
+    for what, shape in shapes(variant).items():
         x, weight, _, dy = inputs(*shape)
         got = backward(dy, x, weight, variant=variant)
         expected = layernorm.reference_backward(dy, x, weight, EPS)
@@ -119,12 +132,13 @@ def test_backward_adds_where_asked_and_dx_may_be_dy(variant):
     assert_close(to_host(out[0]), dweight, atol=2e-5)
 
 
+@pytest.mark.parametrize("variants", [("warp_per_row", "row_groups"), ("row_in_registers", "rows_in_registers")])
 @pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16)], ids=str)
-def test_sixteen_bits(dtype):
+def test_sixteen_bits(dtype, variants):
     """Arithmetic is float32: the only error is that of rounding the inputs, which both sides share, and the result."""
     x, weight, bias, dy = (a.astype(dtype) for a in inputs(6, 200))
     stored = np.uint16 if dtype == BFLOAT16 else dtype
-    y, _, _ = forward(x, weight, bias, y_dtype=stored)
+    y, _, _ = forward(x, weight, bias, y_dtype=stored, variant=variants[0])
     expected = layernorm.reference(x, weight, bias, EPS)[0]
     assert_close(y.view(dtype), expected, dtype=str(dtype))
 
@@ -132,7 +146,7 @@ def test_sixteen_bits(dtype):
     out = [to_device(poisoned(shape, stored)) for shape in (x.shape, 200, 200)]
     workspace = to_device(poisoned(layernorm.workspace_size(*x.shape)))
     arrays = [to_device(a) for a in (dy, x, weight, mean.astype(np.float32), rstd.astype(np.float32))]
-    layernorm.backward(*arrays, *out, workspace)
+    layernorm.backward(*arrays, *out, workspace, variant=variants[1])
     for a, b in zip(out, layernorm.reference_backward(dy, x, weight, EPS), strict=True):
         assert_close(to_host(a, dtype), b, dtype=str(dtype))
 
@@ -166,22 +180,25 @@ def test_equal_bits_on_every_run():
         np.testing.assert_array_equal(a, b)
 
 
-def test_variance_of_a_row_far_from_zero():
+@pytest.mark.parametrize("variant", layernorm.FORWARD.runnable())
+def test_variance_of_a_row_far_from_zero(variant):
     """E[x^2] - E[x]^2 would lose every digit here."""
     x = np.float32(4096) + np.arange(64, dtype=np.float32).reshape(1, 64) / 64
     one, zero = np.ones(64, np.float32), np.zeros(64, np.float32)
-    assert_close(forward(x, one, zero)[0], layernorm.reference(x, one, zero, EPS)[0], rtol=1e-3, atol=1e-4)
+    assert_close(
+        forward(x, one, zero, variant=variant)[0], layernorm.reference(x, one, zero, EPS)[0], rtol=1e-3, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("variant", layernorm.FORWARD.runnable())
 def test_forward_under_checks(under_checks, variant):
-    x, weight, bias, _ = inputs(5, 35)
+    x, weight, bias, _ = inputs(5, 40)
     assert_close(forward(x, weight, bias, variant=variant)[0], layernorm.reference(x, weight, bias, EPS)[0])
 
 
 @pytest.mark.parametrize("variant", layernorm.BACKWARD.runnable())
 def test_backward_under_checks(under_checks, variant):
-    x, weight, _, dy = inputs(5, 35)
+    x, weight, _, dy = inputs(5, 40)
     assert_close(
         backward(dy, x, weight, variant=variant)[0], layernorm.reference_backward(dy, x, weight, EPS)[0], atol=1e-5
     )
@@ -201,5 +218,7 @@ def test_bad_arguments():
     with pytest.raises(ShapeError, match=r"layernorm: workspace has shape .* at least 16 elements"):
         mean = np.empty(4, np.float32)
         layernorm.backward(x, x, weight, mean, mean, x, weight, bias, np.empty(15, np.float32))
+    with pytest.raises(ConfigError, match=r"'rows_in_registers' does not support .*columns=9"):
+        backward(*(np.zeros(shape, np.float32) for shape in ((2, 9), (2, 9), 9)), variant="rows_in_registers")
     with pytest.raises(ConfigError, match=r"layernorm\.forward: there is no variant 'fast'; choose one of"):
         forward(x, weight, bias, variant="fast")

@@ -1,0 +1,418 @@
+"""RMS normalisation: each row of x_RC divided by its root mean square, then scaled.
+
+Forward, for every row r and column c::
+
+    rstd_r = 1 / sqrt(sum_c x_rc^2 / C + eps)
+    n_rc   = x_rc rstd_r
+    y_rc   = n_rc weight_c
+
+Backward, with g_rc = dy_rc weight_c::
+
+    dx_rc     = rstd_r (g_rc - n_rc sum_c (g_rc n_rc) / C)
+    dweight_c = sum_r dy_rc n_rc
+
+Forward ladder: ``warp_per_row`` reads coalesced and sums by shuffles; ``row_in_registers``, for GPUs, reads a row once,
+16 bytes a lane. Backward ladder: ``rows_then_columns`` makes dx by rows and dweight by columns, and so reads dy and x
+twice; ``rows_in_registers`` makes both in one pass, as layer normalisation's variant of that name does.
+
+Sums are float32 whatever the arrays hold. Source: Zhang, Sennrich 2019, "Root Mean Square Layer Normalization".
+"""
+
+import functools
+import math
+
+import numpy as np
+from numba import cuda, float32
+
+from numstack.device import Array, Kernel, Stream, kernel, narrow, ptx, widen
+from numstack.kernels.launch import (
+    ceil_div,
+    check_contiguous,
+    check_dtype,
+    check_floats,
+    check_ndim,
+    check_shape,
+    check_workspace,
+    flat,
+)
+from numstack.kernels.reduce_vectors import REDUCERS, sum_partials
+from numstack.kernels.rows import (
+    PERSISTENT_VECTORS,
+    VECTOR,
+    Layout,
+    fits,
+    layout,
+    persistent,
+    row_functions,
+    row_of,
+)
+from numstack.kernels.variants import Variant, Variants
+from numstack.kernels.warp import WARP, warp_sum
+
+BLOCK = 128  # threads of the one-dimensional blocks
+ROWS = 4  # rows of a block where a warp takes a row
+VECTORS = 4  # vectors of a row that a thread keeps, at most
+
+
+def reference(x_RC: np.ndarray, weight_C: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
+    """``(y_RC, rstd_R)`` in float64."""
+    x, weight = (np.asarray(a, np.float64) for a in (x_RC, weight_C))
+    rstd = 1 / np.sqrt(np.square(x).mean(axis=1) + eps)
+    return x * rstd[:, None] * weight, rstd
+
+
+def reference_backward(
+    dy_RC: np.ndarray, x_RC: np.ndarray, weight_C: np.ndarray, eps: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """``(dx_RC, dweight_C)`` in float64."""
+    dy, x, weight = (np.asarray(a, np.float64) for a in (dy_RC, x_RC, weight_C))
+    rstd = 1 / np.sqrt(np.square(x).mean(axis=1, keepdims=True) + eps)
+    normal = x * rstd
+    g = dy * weight
+    return rstd * (g - normal * (g * normal).mean(axis=1, keepdims=True)), (dy * normal).sum(axis=0)
+
+
+# --- forward kernels -------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _forward_warp_per_row(x_RC, weight_C, y_RC, rstd_R, eps):
+    lane = cuda.threadIdx.x
+    row = cuda.blockIdx.x * ROWS + cuda.threadIdx.y
+    C = x_RC.shape[1]
+    columns = C if row < x_RC.shape[0] else 0  # a warp past the last row has nothing to read, but joins the shuffles
+    squares = float32(0)
+    for c0 in range(0, C, WARP):
+        c = c0 + lane
+        if c < columns:
+            x = widen(x_RC[row, c])
+            squares += x * x
+    rstd = float32(1) / math.sqrt(warp_sum(squares) / float32(C) + eps)
+    for c0 in range(0, C, WARP):
+        c = c0 + lane
+        if c < columns:
+            y_RC[row, c] = narrow(widen(x_RC[row, c]) * rstd * widen(weight_C[c]), y_RC.dtype)
+    if lane == 0 and columns > 0:
+        rstd_R[row] = rstd
+
+
+@functools.cache
+def _forward_in_registers(layout: Layout) -> Kernel:
+    threads, vectors, rows = layout
+    elements = VECTOR * vectors
+    load, _, totals, _ = row_functions(threads, vectors)
+
+    @kernel(name="rmsnorm.forward row_in_registers")
+    def forward_in_registers(x_RC, weight_C, y_RC, rstd_R, eps, inverse_C):
+        x = cuda.local.array(elements, float32)
+        scale = cuda.local.array(VECTOR, float32)
+        squares = cuda.local.array(1, float32)
+        shared = cuda.shared.array((WARP, 1), float32)
+        row = cuda.blockIdx.x * rows + cuda.threadIdx.y
+        R, C = x_RC.shape
+        columns = C if row < R else 0
+        load(x_RC, row * C, columns, x, 0, float32(0))
+        squares[0] = float32(0)
+        for i in range(elements):
+            squares[0] += x[i] * x[i]
+        totals(squares, 1, shared)
+        rstd = ptx.rsqrt(squares[0] * inverse_C + eps)
+        for v in range(vectors):
+            c = VECTOR * (v * threads + cuda.threadIdx.x)
+            if c < columns:
+                ptx.load8(weight_C, c, scale, 0)
+                for k in range(VECTOR):
+                    x[VECTOR * v + k] *= rstd * scale[k]
+                ptx.store8(y_RC, row * C + c, x, VECTOR * v)
+        if cuda.threadIdx.x == 0 and columns > 0:
+            rstd_R[row] = rstd
+
+    return forward_in_registers
+
+
+# --- backward kernels ------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _dx_warp_per_row(dy_RC, x_RC, weight_C, rstd_R, dx_RC, accumulate):
+    lane = cuda.threadIdx.x
+    row = cuda.blockIdx.x * ROWS + cuda.threadIdx.y
+    C = x_RC.shape[1]
+    columns = C if row < x_RC.shape[0] else 0
+    rstd = float32(0)
+    if columns > 0:
+        rstd = rstd_R[row]
+    dot = float32(0)
+    for c0 in range(0, C, WARP):
+        c = c0 + lane
+        if c < columns:
+            dot += widen(dy_RC[row, c]) * widen(weight_C[c]) * widen(x_RC[row, c]) * rstd
+    mean = warp_sum(dot) / float32(C)
+    for c0 in range(0, C, WARP):
+        c = c0 + lane
+        if c < columns:
+            g = widen(dy_RC[row, c]) * widen(weight_C[c])
+            dx = rstd * (g - widen(x_RC[row, c]) * rstd * mean)
+            if accumulate:
+                dx += widen(dx_RC[row, c])
+            dx_RC[row, c] = narrow(dx, dx_RC.dtype)
+
+
+@kernel
+def _dweight_thread_per_column(dy_RC, x_RC, rstd_R, dweight_C, accumulate):
+    c = cuda.grid(1)
+    if c < x_RC.shape[1]:
+        dweight = float32(0)
+        for row in range(x_RC.shape[0]):
+            dweight += widen(dy_RC[row, c]) * widen(x_RC[row, c]) * rstd_R[row]
+        if accumulate:
+            dweight += widen(dweight_C[c])
+        dweight_C[c] = narrow(dweight, dweight_C.dtype)
+
+
+@functools.cache
+def _backward_in_registers(layout: Layout, batch: int) -> Kernel:
+    threads, vectors, rows = layout
+    elements = VECTOR * vectors
+    batch_elements = batch * elements
+    added = elements if rows > 1 else 1
+    load, store, totals, _ = row_functions(threads, vectors)
+
+    @kernel(name="rmsnorm.backward rows_in_registers")
+    def backward_in_registers(dy_RC, x_RC, weight_C, rstd_R, dx_RC, partial_GC, accumulate, inverse_C):
+        weight = cuda.local.array(elements, float32)
+        dweight = cuda.local.array(elements, float32)
+        g = cuda.local.array(batch_elements, float32)  # dy, then dy weight
+        normal = cuda.local.array(batch_elements, float32)  # x, then as normalised
+        rstd = cuda.local.array(batch, float32)
+        sums = cuda.local.array(batch, float32)  # of g normal, of each row
+        shared = cuda.shared.array((WARP, batch), float32)
+        of_rows = cuda.shared.array((added, threads), float32)
+        R, C = x_RC.shape
+        thread = cuda.threadIdx.x
+        load(weight_C, 0, C, weight, 0, float32(0))
+        for i in range(elements):
+            dweight[i] = float32(0)
+
+        row0 = cuda.blockIdx.x * rows * batch
+        while row0 < R:
+            for b in range(batch):
+                row = row0 + b * rows + cuda.threadIdx.y
+                columns = C if row < R else 0
+                load(dy_RC, row * C, columns, g, b * elements, float32(0))
+                load(x_RC, row * C, columns, normal, b * elements, float32(0))
+            for b in range(batch):
+                row = row0 + b * rows + cuda.threadIdx.y
+                rstd[b] = float32(0)
+                if row < R:
+                    rstd[b] = rstd_R[row]
+                sums[b] = float32(0)
+                for i in range(elements):
+                    j = b * elements + i
+                    normal[j] *= rstd[b]
+                    dweight[i] += g[j] * normal[j]
+                    g[j] *= weight[i]
+                    sums[b] += g[j] * normal[j]
+            totals(sums, batch, shared)
+            for b in range(batch):
+                row = row0 + b * rows + cuda.threadIdx.y
+                columns = C if row < R else 0
+                mean = sums[b] * inverse_C
+                for i in range(elements):
+                    j = b * elements + i
+                    g[j] = rstd[b] * (g[j] - normal[j] * mean)
+                if accumulate:
+                    load(dx_RC, row * C, columns, normal, b * elements, float32(0))
+                    for i in range(elements):
+                        g[b * elements + i] += normal[b * elements + i]
+                store(dx_RC, row * C, columns, g, b * elements)
+            row0 += cuda.gridDim.x * rows * batch
+
+        # The block's warps add their sums up, one after the other.
+        for y in range(rows - 1):
+            if cuda.threadIdx.y == y:
+                for i in range(elements):
+                    of_rows[i, thread] = dweight[i]
+            cuda.syncthreads()
+            if cuda.threadIdx.y == y + 1:
+                for i in range(elements):
+                    dweight[i] += of_rows[i, thread]
+            cuda.syncthreads()
+        if cuda.threadIdx.y == rows - 1:
+            store(partial_GC, cuda.blockIdx.x * C, C, dweight, 0)
+
+    return backward_in_registers
+
+
+# --- launchers -------------------------------------------------------------------------------------------------------
+
+
+def workspace_size(R: int, C: int) -> int:
+    """Float32 elements of workspace that :func:`backward` needs for x of shape (R, C)."""
+    return persistent(R, C).blocks * C
+
+
+def _forward_by_warps(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
+    x = arrays[0]
+    _forward_warp_per_row[ceil_div(x.shape[0], ROWS), (WARP, ROWS), stream](*arrays, eps, flops=4 * x.size)
+
+
+def _forward_by_registers(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
+    R, C = arrays[0].shape
+    chosen = layout(C, VECTORS)
+    grid = ceil_div(R, chosen.rows)
+    _forward_in_registers(chosen)[grid, chosen.block, stream](*arrays, eps, 1 / C, flops=4 * R * C)
+
+
+def _backward_by_rows_and_columns(
+    arrays: tuple[Array, ...], workspace: Array, accumulate: bool, accumulate_dx: bool, stream: Stream | None
+) -> None:
+    dy, x, weight, rstd, dx, dweight = arrays
+    R, C = x.shape
+    # dx may be dy: it goes last.
+    _dweight_thread_per_column[ceil_div(C, BLOCK), BLOCK, stream](dy, x, rstd, dweight, accumulate, flops=3 * x.size)
+    grid = ceil_div(R, ROWS)
+    _dx_warp_per_row[grid, (WARP, ROWS), stream](dy, x, weight, rstd, dx, accumulate_dx, flops=8 * x.size)
+
+
+def _backward_by_registers(
+    arrays: tuple[Array, ...], workspace: Array, accumulate: bool, accumulate_dx: bool, stream: Stream | None
+) -> None:
+    dy, x, weight, rstd, dx, dweight = arrays
+    R, C = x.shape
+    plan = persistent(R, C)
+    partial = workspace[: plan.blocks * C].reshape(plan.blocks, C)
+    _backward_in_registers(plan.layout, plan.batch)[plan.blocks, plan.layout.block, stream](
+        dy, x, weight, rstd, dx, partial, accumulate_dx, 1 / C, flops=11 * x.size
+    )
+    sum_partials[ceil_div(C, WARP), (WARP, REDUCERS), stream](flat(partial), dweight, plan.blocks, accumulate)
+
+
+FORWARD = Variants(
+    "rmsnorm.forward",
+    [
+        Variant("warp_per_row", _forward_by_warps, note="A warp reads a row twice: for its sum, and for the result."),
+        Variant(
+            "row_in_registers",
+            _forward_by_registers,
+            note="One read of the row, 16 bytes a lane and all on their way at once.",
+            supports=lambda row: fits(row, VECTORS),
+            made_for="gpu",
+        ),
+    ],
+)
+
+BACKWARD = Variants(
+    "rmsnorm.backward",
+    [
+        Variant("rows_then_columns", _backward_by_rows_and_columns, note="dx by rows, dweight by columns."),
+        Variant(
+            "rows_in_registers",
+            _backward_by_registers,
+            note="dy and x come from memory once; the sums over rows grow in registers.",
+            supports=lambda row: fits(row, PERSISTENT_VECTORS),
+            made_for="gpu",
+        ),
+    ],
+)
+
+
+def forward(
+    x_RC: Array,
+    weight_C: Array,
+    y_RC: Array,
+    rstd_R: Array,
+    *,
+    eps: float,
+    variant: str | None = None,
+    stream: Stream | None = None,
+) -> None:
+    """Divide each row of x by its root mean square, then scale; keep the divisor's inverse for :func:`backward`.
+
+    Parameters
+    ----------
+    x_RC, y_RC : array, shape (R, C), floating, C-contiguous
+        y may be x.
+    weight_C : array, shape (C,), floating
+    rstd_R : array, shape (R,), float32
+    eps : float
+        Added to the mean square; units of x squared.
+    variant : str, optional
+        A name of ``FORWARD``.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        If an array does not fit x.
+
+    Notes
+    -----
+    Workspace: none. Deterministic: yes.
+    """
+    check_ndim("rmsnorm", 2, x_RC=x_RC)
+    R, C = x_RC.shape
+    check_shape("rmsnorm", (C,), weight_C=weight_C)
+    check_shape("rmsnorm", (R, C), y_RC=y_RC)
+    check_shape("rmsnorm", (R,), rstd_R=rstd_R)
+    check_floats("rmsnorm", x_RC=x_RC, weight_C=weight_C, y_RC=y_RC)
+    check_dtype("rmsnorm", np.float32, rstd_R=rstd_R)
+    check_contiguous("rmsnorm", x_RC=x_RC, weight_C=weight_C, y_RC=y_RC, rstd_R=rstd_R)
+    chosen = FORWARD.pick(variant, row_of(C, x_RC, weight_C, y_RC))
+    chosen.launch((x_RC, weight_C, y_RC, rstd_R), float(eps), stream)
+
+
+def backward(
+    dy_RC: Array,
+    x_RC: Array,
+    weight_C: Array,
+    rstd_R: Array,
+    dx_RC: Array,
+    dweight_C: Array,
+    workspace: Array,
+    *,
+    accumulate: bool = False,
+    accumulate_dx: bool = False,
+    variant: str | None = None,
+    stream: Stream | None = None,
+) -> None:
+    """Gradients of :func:`forward` with respect to x and weight.
+
+    Parameters
+    ----------
+    dy_RC, x_RC, dx_RC : array, shape (R, C), floating, C-contiguous
+        dx may be dy.
+    weight_C : array, shape (C,), floating
+    rstd_R : array, shape (R,), float32
+        What the forward pass kept.
+    dweight_C : array, shape (C,), floating
+    workspace : array, one axis, float32
+        At least ``workspace_size(R, C)`` elements; left with partial sums.
+    accumulate : bool
+        Add to dweight instead of setting it.
+    accumulate_dx : bool
+        Add to dx instead of setting it: the other branch of a residual connection has put its gradient there.
+    variant : str, optional
+        A name of ``BACKWARD``.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        If an array does not fit x, or the workspace is too small.
+
+    Notes
+    -----
+    Deterministic: yes. Sums over rows are made in an order that depends on the shape alone; no atomics.
+    """
+    check_ndim("rmsnorm", 2, x_RC=x_RC)
+    R, C = x_RC.shape
+    check_shape("rmsnorm", (R, C), dy_RC=dy_RC, dx_RC=dx_RC)
+    check_shape("rmsnorm", (C,), weight_C=weight_C, dweight_C=dweight_C)
+    check_shape("rmsnorm", (R,), rstd_R=rstd_R)
+    check_floats("rmsnorm", x_RC=x_RC, dy_RC=dy_RC, dx_RC=dx_RC, weight_C=weight_C, dweight_C=dweight_C)
+    check_dtype("rmsnorm", np.float32, rstd_R=rstd_R)
+    check_contiguous("rmsnorm", x_RC=x_RC, dy_RC=dy_RC, dx_RC=dx_RC, weight_C=weight_C, rstd_R=rstd_R)
+    check_contiguous("rmsnorm", dweight_C=dweight_C)
+    check_workspace("rmsnorm", workspace, workspace_size(R, C))
+    chosen = BACKWARD.pick(variant, row_of(C, dy_RC, x_RC, weight_C, dx_RC, workspace))
+    arrays = (dy_RC, x_RC, weight_C, rstd_R, dx_RC, dweight_C)
+    chosen.launch(arrays, workspace, bool(accumulate), bool(accumulate_dx), stream)
