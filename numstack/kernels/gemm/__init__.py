@@ -31,7 +31,7 @@ Sources: the ladder follows Simon Boehm, "How to optimize a CUDA matmul kernel" 
 from numstack.device import Array, Stream
 from numstack.errors import ConfigError, ShapeError
 from numstack.kernels.gemm import portable
-from numstack.kernels.gemm.problem import EPILOGUES, LAYOUTS, Problem, Spec, reference
+from numstack.kernels.gemm.problem import EPILOGUES, LAYOUTS, Problem, Spec, make, reference
 from numstack.kernels.launch import check_contiguous, check_floats, check_ndim, check_option, check_shape
 from numstack.kernels.variants import Variants
 
@@ -109,16 +109,10 @@ def gemm(
 
     if accumulate:
         residual = c
-    spec = Spec(
-        a_is_KM=layout[0] == "T",
-        b_is_NK=layout[1] == "T",
-        has_bias=bias is not None,
-        has_gelu=epilogue == "bias_gelu",
-        has_residual=residual is not None,
-        keeps_preactivation=preactivation is not None and epilogue == "bias_gelu",
-        has_gelu_backward=epilogue == "gelu_backward",
-    )
-    problem = Problem(spec, m, n, k, a, b, c, bias, residual, preactivation, float(alpha))
+    problem = make(
+        a, b, c, layout=layout, alpha=float(alpha), bias=bias, has_gelu=epilogue == "bias_gelu", residual=residual,
+        preactivation=preactivation,
+    )  # fmt: skip
     VARIANTS.pick(variant, problem).launch(problem, stream)
 
 

@@ -49,6 +49,7 @@ class Problem(NamedTuple):
     residual: Array | None
     preactivation: Array | None
     alpha: float
+    workspace: Array | None = None
 
     @property
     def flops(self) -> int:
@@ -59,6 +60,34 @@ class Problem(NamedTuple):
             f"{name} {dtype_name(x.dtype)}" for name, x in zip("abc", (self.a, self.b, self.c), strict=True)
         )
         return f"M={self.m} N={self.n} K={self.k}, {dtypes}"
+
+
+def make(
+    a: Array,
+    b: Array,
+    c: Array,
+    *,
+    layout: str = "NN",
+    alpha: float = 1.0,
+    bias: Array | None = None,
+    has_gelu: bool = False,
+    residual: Array | None = None,
+    preactivation: Array | None = None,
+    workspace: Array | None = None,
+) -> Problem:
+    """The problem of these operands, whose shapes fit; a pre-activation is kept by a GELU, else it is that of one."""
+    spec = Spec(
+        a_is_KM=layout[0] == "T",
+        b_is_NK=layout[1] == "T",
+        has_bias=bias is not None,
+        has_gelu=has_gelu,
+        has_residual=residual is not None,
+        keeps_preactivation=preactivation is not None and has_gelu,
+        has_gelu_backward=preactivation is not None and not has_gelu,
+    )
+    m, n = c.shape
+    k = a.shape[0] if layout[0] == "T" else a.shape[1]
+    return Problem(spec, m, n, k, a, b, c, bias, residual, preactivation, alpha, workspace)
 
 
 def reference(

@@ -16,7 +16,7 @@ DTYPES = {np.dtype(np.uint16): "bf16", np.dtype(np.float16): "f16", np.dtype(np.
 def launch(problem: Problem, stream: Stream | None, config: Config, workspace: Array | None = None) -> None:
     """Run the product, cut as ``config`` says."""
     device = current_device()
-    spec, m, n, k, a, b, c, bias, residual, preactivation, alpha = problem
+    spec, m, n, k, a, b, c, bias, residual, preactivation, alpha, _ = problem
     adds_to_c = residual is c and c.dtype == np.float32
     outputs = Outputs(
         dtype=DTYPES[c.dtype],
