@@ -137,7 +137,7 @@ def test_the_command_prints_machine_code(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["sass", "reduce.clip_scale", "--arch", "sm_80", "--dtype", "fp32"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("reduce.clip_scale (float32, float32), sm_80: ")
-    assert "1 STG" in printed and "EXIT" in printed
+    assert "1 LDG, 3 STG" in printed and "EXIT" in printed
     assert main(["sass", "reduce.clip_scale", "--count"]) == 0
     assert "EXIT" not in capsys.readouterr().out
 

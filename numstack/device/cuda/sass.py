@@ -111,6 +111,8 @@ def parse(text: str) -> list[Instruction]:
                 Instruction(int(match["address"], 16), predicate, match["opcode"], match["operands"], tuple(labels))
             )
             labels = []
+    while found and found[-1].opcode == "NOP":  # which only fill up what is fetched together
+        found.pop()
     return found
 
 
