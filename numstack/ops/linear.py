@@ -22,7 +22,7 @@ from numstack.autograd import Node, record
 from numstack.device import Array
 from numstack.errors import ConfigError, ShapeError
 from numstack.kernels import dropout as dropout_kernels
-from numstack.kernels import elementwise, gelu, reduce
+from numstack.kernels import elementwise, reduce
 from numstack.kernels.gemm import gemm
 from numstack.ops.dropout import Dropout
 from numstack.tensor import Tensor
@@ -144,8 +144,7 @@ def mlp(
         dy_RN = _gradient_of_branch(node, n_out, dropout)
         _parameters_backward(node, 3, hidden_RH, dy_RN, "NN")
         dbefore_RH = memory.empty(before_RH.shape, before_RH.dtype, scope="backward")
-        gemm(dy_RN, out_array, dbefore_RH, layout="NT")
-        gelu.backward(dbefore_RH, before_RH, dbefore_RH)
+        gemm(dy_RN, out_array, dbefore_RH, layout="NT", epilogue="gelu_backward", preactivation=before_RH)
         _parameters_backward(node, 1, x_RK, dbefore_RH, "NN")
         _input_backward(node, 0, dbefore_RH, in_array, "NN")
         node.give(5, node.gradient)  # last: from here on the residual stream adds into it
