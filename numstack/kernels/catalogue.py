@@ -141,8 +141,9 @@ def _embedding(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
     table, positions = array((V, C), dtype), array((T, C), dtype)
     dtable, dpositions = array((V, C), np.float32), array((T, C), np.float32)
     workspace = array((embedding.workspace_size(B, T, V),), np.int32)
-    yield Launch("embedding.forward", "", partial(embedding.forward, tokens, table, positions, out))
-    yield Launch("embedding.forward", "", partial(embedding.forward, tokens, table, None, out))
+    for of_positions in (positions, None):
+        forward = partial(embedding.forward, tokens, table, of_positions, out)
+        yield from _each("embedding.forward", embedding.FORWARD, forward)
     backward = partial(embedding.backward, tokens, out, dtable, dpositions, workspace)
     yield from _each("embedding.backward", embedding.BACKWARD, backward)
 
@@ -172,9 +173,9 @@ def _optimiser(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
 def _reductions(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
     x, one, count = array((R, C), dtype), array((1,), np.float32), array((1,), np.int32)
     workspace = array((reduce.workspace_size(R * C),), np.float32)
-    for operation in (reduce.sum, reduce.max, reduce.norm):
-        yield Launch(f"reduce.{operation.__name__}", "", partial(operation, x, one, workspace))
-    yield Launch("reduce.count_nonfinite", "", partial(reduce.count_nonfinite, x, count, workspace))
+    for operation, out in ((reduce.sum, one), (reduce.max, one), (reduce.norm, one), (reduce.count_nonfinite, count)):
+        run = partial(operation, x, out, workspace)
+        yield from _each(f"reduce.{operation.__name__}", reduce.VARIANTS, run)
     yield Launch("reduce.clip_scale", "", partial(reduce.clip_scale, one, one, max_norm=1.0))
     columns = array((reduce.sum_rows_workspace_size(R, C),), np.float32)
     for accumulate in (False, True):

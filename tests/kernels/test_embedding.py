@@ -5,6 +5,7 @@ import pytest
 
 from numstack.errors import DTypeError, ShapeError
 from numstack.kernels import embedding
+from numstack.kernels import embedding_vectors as by_vectors
 from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
 
 # B, T, V, C
@@ -14,7 +15,14 @@ SHAPES = {
     "one token past a block, one channel past a block": (3, 43, 84, embedding.BLOCK + 1),
     "more rows of the table than threads that scan it": (2, 9, embedding.SCANNERS + 1, 8),
     "no token": (0, 4, 5, 8),
+    "texts past a warp's, one vector past a warp": (by_vectors.TEXTS + 1, 9, 7, by_vectors.CHANNELS + 8),
 }
+
+
+def shapes(variant: str) -> dict[str, tuple[int, ...]]:
+    """Those that the variant supports."""
+    whole = variant in ("vectors", "linked_lists")
+    return {what: shape for what, shape in SHAPES.items() if not whole or shape[3] % by_vectors.VECTOR == 0}
 
 
 def inputs(B: int, T: int, V: int, C: int) -> tuple[np.ndarray, ...]:
@@ -26,10 +34,10 @@ def inputs(B: int, T: int, V: int, C: int) -> tuple[np.ndarray, ...]:
     return tokens, *(rng.standard_normal(shape, dtype=np.float32) for shape in ((V, C), (T, C), (B, T, C)))
 
 
-def forward(tokens, table, positions, dtype=np.float32) -> np.ndarray:
+def forward(tokens, table, positions, dtype=np.float32, **options) -> np.ndarray:
     out = to_device(poisoned((*tokens.shape, table.shape[1]), dtype))
     on_device = None if positions is None else to_device(positions)
-    embedding.forward(to_device(tokens), to_device(table), on_device, out)
+    embedding.forward(to_device(tokens), to_device(table), on_device, out, **options)
     return to_host(out)
 
 
@@ -41,16 +49,18 @@ def backward(tokens, dout, dtable, dpositions, **options) -> tuple[np.ndarray, n
     return to_host(table), None if positions is None else to_host(positions)
 
 
-def test_forward_at_every_shape():
-    for what, shape in SHAPES.items():
+@pytest.mark.parametrize("variant", embedding.FORWARD.runnable())
+def test_forward_at_every_shape(variant):
+    for what, shape in shapes(variant).items():
         tokens, table, positions, _ = inputs(*shape)
         for p in (positions, None):
-            assert_close(forward(tokens, table, p), embedding.reference(tokens, table, p), what=what)
+            out = forward(tokens, table, p, variant=variant)
+            assert_close(out, embedding.reference(tokens, table, p), what=what)
 
 
 @pytest.mark.parametrize("variant", embedding.BACKWARD.runnable())
 def test_backward_adds_at_every_shape(variant):
-    for what, shape in SHAPES.items():
+    for what, shape in shapes(variant).items():
         tokens, table, positions, dout = inputs(*shape)
         expected = embedding.reference_backward(tokens, dout, len(table))
         got = backward(tokens, dout, table, positions, variant=variant)
@@ -79,43 +89,67 @@ def test_all_tokens_equal(variant):
     assert_close(table, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("variant", embedding.BACKWARD.runnable())
-def test_tokens_outside_the_table_give_nan_and_no_gradient(variant):
-    tokens = np.array([[0, -1, 3, 2**31 - 1]], np.int32)
-    table = np.ones((3, 5), np.float32)
-    out = forward(tokens, table, None)
+def test_long_lists_of_one_token():
+    """More members than a warp sums, than a block looks at at once, and than it sums at once."""
+    few, many = by_vectors.SHORT + 1, by_vectors.COLLECTED + 5
+    rng = np.random.default_rng(0)
+    for n_ones, n in ((few, 3 * few), (many, by_vectors.WINDOW + many)):
+        tokens = np.full(n, 1, np.int32)
+        tokens[rng.permutation(n)[n_ones:]] = rng.integers(2, 40, n - n_ones)
+        dout = rng.standard_normal((n, 8), dtype=np.float32)
+        table = rng.standard_normal((40, 8), dtype=np.float32)
+        arrays = (tokens[None], dout[None], table, None)
+        got, _ = backward(*arrays, variant="linked_lists")
+        assert_close(got, table + embedding.reference_backward(tokens[None], dout[None], 40)[0], rtol=1e-5, atol=1e-4)
+        np.testing.assert_array_equal(got, backward(*arrays, variant="linked_lists")[0])
+
+
+@pytest.mark.parametrize("variant", embedding.FORWARD.runnable())
+def test_tokens_outside_the_table_give_nan(variant):
+    out = forward(np.array([[0, -1, 3, 2**31 - 1]], np.int32), np.ones((3, 8), np.float32), None, variant=variant)
     assert (out[0, 0] == 1).all() and np.isnan(out[0, 1:]).all()
-    got, _ = backward(tokens, np.ones((1, 4, 5), np.float32), table, None, variant=variant)
-    assert_close(got, np.array([2, 1, 1])[:, None] * np.ones((3, 5)))
 
 
+@pytest.mark.parametrize("variant", embedding.BACKWARD.runnable())
+def test_tokens_outside_the_table_give_no_gradient(variant):
+    tokens = np.array([[0, -1, 3, 2**31 - 1]], np.int32)
+    got, _ = backward(tokens, np.ones((1, 4, 8), np.float32), np.ones((3, 8), np.float32), None, variant=variant)
+    assert_close(got, np.array([2, 1, 1])[:, None] * np.ones((3, 8)))
+
+
+@pytest.mark.parametrize(("of_forward", "variant"), [("warp_per_row", "counting_sort"), ("vectors", "linked_lists")])
 @pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16)], ids=str)
-def test_sixteen_bits(dtype):
-    tokens, table, positions, dout = inputs(3, 7, 5, 33)
+def test_sixteen_bits(dtype, of_forward, variant):
+    tokens, table, positions, dout = inputs(3, 7, 5, 40)
     table, positions, dout = (a.astype(dtype) for a in (table, positions, dout))
     stored = np.uint16 if dtype == BFLOAT16 else dtype
-    out = forward(tokens, table, positions, stored).view(dtype)
+    out = forward(tokens, table, positions, stored, variant=of_forward).view(dtype)
     assert_close(out, embedding.reference(tokens, table, positions), dtype=str(dtype))
     expected = embedding.reference_backward(tokens, dout, len(table))
-    got = backward(tokens, dout, np.zeros_like(table), np.zeros_like(positions))
+    got = backward(tokens, dout, np.zeros_like(table), np.zeros_like(positions), variant=variant)
     for a, b in zip(got, expected, strict=True):
         assert_close(a.view(dtype), b, dtype=str(dtype))
     # Gradients in float32, as training keeps them, get the sums unrounded.
-    got = backward(tokens, dout, np.zeros(table.shape, np.float32), np.zeros(positions.shape, np.float32))
+    zeros = (np.zeros(table.shape, np.float32), np.zeros(positions.shape, np.float32))
+    got = backward(tokens, dout, *zeros, variant=variant)
     for a, b in zip(got, expected, strict=True):
         assert_close(a, b, atol=1e-5)
 
 
-def test_equal_bits_on_every_run():
+@pytest.mark.parametrize("variant", embedding.BACKWARD.runnable())
+def test_equal_bits_on_every_run(variant):
     tokens, table, positions, dout = inputs(3, 43, 84, 40)
-    for a, b in zip(*(backward(tokens, dout, table, positions) for _ in range(2)), strict=True):
+    runs = (backward(tokens, dout, table, positions, variant=variant) for _ in range(2))
+    for a, b in zip(*runs, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("variant", embedding.BACKWARD.runnable())
 def test_under_checks(under_checks, variant):
-    tokens, table, positions, dout = inputs(2, 9, 7, 35)
-    assert_close(forward(tokens, table, positions), embedding.reference(tokens, table, positions))
+    tokens, table, positions, dout = inputs(2, 9, 7, 40 if variant == "linked_lists" else 35)
+    of_forward = "vectors" if variant == "linked_lists" else "warp_per_row"
+    out = forward(tokens, table, positions, variant=of_forward)
+    assert_close(out, embedding.reference(tokens, table, positions))
     got = backward(tokens, dout, table, positions, variant=variant)
     expected = embedding.reference_backward(tokens, dout, len(table))
     assert_close(got[0], table + expected[0], atol=1e-5)
