@@ -17,13 +17,17 @@ size of x alone: the same bits on every run and every device, which atomic addit
     workspace  [ p0, p1, ... ]
     out        [ p0 + p1 + ... ]
 
-``sum_rows`` has a ladder: ``thread_per_column`` walks down whole columns, too few threads where columns are few;
-``two_phase`` also cuts the rows into stretches, and adds the stretches' sums in a second kernel.
+That is the ladder's ``thread_per_element``; on a GPU ``vectors`` reads 16 bytes a lane, several of them at once, by
+blocks that stay (``reduce_vectors.py``).
+
+``sum_rows`` has a ladder too: ``thread_per_column`` walks down whole columns, too few threads where columns are few;
+``two_phase`` also cuts the rows into stretches, and adds the stretches' sums in a second kernel; ``vectors`` as above.
 """
 
+import builtins
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda, float32, int32
@@ -31,6 +35,7 @@ from numba import cuda, float32, int32
 from numstack.device import Array, Kernel, Stream, kernel, narrow, widen
 from numstack.errors import ShapeError
 from numstack.kernels.launch import (
+    are_aligned,
     ceil_div,
     check_contiguous,
     check_dtype,
@@ -40,7 +45,19 @@ from numstack.kernels.launch import (
     check_workspace,
     flat,
 )
+from numstack.kernels.reduce_vectors import (
+    BLOCKS,
+    REDUCERS,
+    TILE,
+    VECTOR,
+    WARPS,
+    make_first_phase,
+    n_tiles_and_stretches,
+    sum_partials,
+    sum_rows_first_phase,
+)
 from numstack.kernels.variants import Variant, Variants
+from numstack.kernels.warp import WARP
 
 BLOCK = 256
 MAX_BLOCKS = 1024  # a few for each multiprocessor of the largest GPU; one block then reduces their results
@@ -108,6 +125,14 @@ def _first(x_N):
     return widen(x_N[0])
 
 
+class Phases(NamedTuple):
+    """The kernels of a reduction: two first phases, of which one runs, and the second."""
+
+    elements: Kernel
+    vectors: Kernel
+    second: Kernel
+
+
 def _make_phases(
     name: str,
     element: Callable[..., Any],
@@ -115,8 +140,8 @@ def _make_phases(
     neutral: Callable[..., Any],
     finish: Callable[..., Any],
     dtype: Any,
-) -> tuple[Kernel, Kernel]:
-    """The two kernels of a reduction: contributions of x, then of the workspace, which ``finish`` ends.
+) -> Phases:
+    """The kernels of a reduction: contributions of x, then of the workspace, which ``finish`` ends.
 
     ``neutral(x_N)`` is what combining starts from: 0 for a sum, any element of x for a maximum.
     """
@@ -161,7 +186,8 @@ def _make_phases(
         if cuda.threadIdx.x == 0:
             out_1[0] = finish(value)
 
-    return first_phase, second_phase
+    vectors = make_first_phase(name, element, combine, neutral, over_block, dtype)
+    return Phases(first_phase, vectors, second_phase)
 
 
 _SUM = _make_phases("sum", _value, _add, _zero, _same, float32)
@@ -233,7 +259,10 @@ def workspace_size(n: int) -> int:
 
 def sum_rows_workspace_size(n_rows: int, n_columns: int) -> int:
     """Elements (float32) of workspace that :func:`sum_rows` needs; at least 1."""
-    return _stretches(n_rows)[0] * n_columns or 1
+    n_stretches = _stretches(n_rows)[0]
+    if n_columns % VECTOR == 0:
+        n_stretches = builtins.max(n_stretches, n_tiles_and_stretches(n_rows, n_columns)[1])
+    return n_stretches * n_columns or 1
 
 
 def _blocks_and_stretch(n: int) -> tuple[int, int]:
@@ -252,13 +281,41 @@ def _stretches(n_rows: int) -> tuple[int, int]:
     return ceil_div(n_rows, stretch), stretch
 
 
+def _by_elements(phases: Phases, x_N: Array, partial_P: Array, out_1: Array, stream: Stream | None) -> None:
+    n_blocks, stretch = _blocks_and_stretch(x_N.size)
+    phases.elements[n_blocks, BLOCK, stream](x_N, partial_P, stretch, flops=x_N.size)
+    phases.second[1, BLOCK, stream](partial_P, out_1, n_blocks)
+
+
+def _by_vectors(phases: Phases, x_N: Array, partial_P: Array, out_1: Array, stream: Stream | None) -> None:
+    n_blocks = min(BLOCKS, ceil_div(x_N.size, TILE))
+    phases.vectors[n_blocks, BLOCK, stream](x_N, partial_P, flops=x_N.size)
+    phases.second[1, BLOCK, stream](partial_P, out_1, n_blocks)
+
+
+VARIANTS = Variants(
+    "reduce",
+    [
+        Variant("thread_per_element", _by_elements, "Each block reduces a stretch, neighbouring threads side by side."),
+        Variant(
+            "vectors",
+            _by_vectors,
+            note="16 bytes a lane, several of them at once, by blocks that stay.",
+            supports=lambda aligned: aligned,
+            made_for="gpu",
+        ),
+    ],
+)
+
+
 def _reduce(
     operation: str,
-    phases: tuple[Kernel, Kernel],
+    phases: Phases,
     x: Array,
     out_1: Array,
     workspace: Array,
     out_dtype: Any,
+    variant: str | None,
     stream: Stream | None,
 ) -> None:
     check_floats(operation, x=x)
@@ -266,14 +323,10 @@ def _reduce(
     check_dtype(operation, out_dtype, out_1=out_1)
     check_shape(operation, (1,), out_1=out_1)
     check_workspace(operation, workspace, workspace_size(x.size))
-    n_blocks, stretch = _blocks_and_stretch(x.size)
-    partial_P = workspace.view(out_dtype)
-    first_phase, second_phase = phases
-    first_phase[n_blocks, BLOCK, stream](flat(x), partial_P, stretch, flops=x.size)
-    second_phase[1, BLOCK, stream](partial_P, out_1, n_blocks)
+    VARIANTS.pick(variant, are_aligned(x)).launch(phases, flat(x), workspace.view(out_dtype), out_1, stream)
 
 
-def sum(x: Array, out_1: Array, workspace: Array, *, stream: Stream | None = None) -> None:
+def sum(x: Array, out_1: Array, workspace: Array, *, variant: str | None = None, stream: Stream | None = None) -> None:
     """out = the sum of x; 0 if x is empty.
 
     Parameters
@@ -281,6 +334,8 @@ def sum(x: Array, out_1: Array, workspace: Array, *, stream: Stream | None = Non
     x : array of any shape, float32, float16 or bfloat16 as uint16 bits, C-contiguous
     out_1 : array, shape (1,), float32
     workspace : array of at least ``workspace_size(x.size)`` float32
+    variant : str, optional
+        A name in ``VARIANTS``.
 
     Raises
     ------
@@ -289,12 +344,12 @@ def sum(x: Array, out_1: Array, workspace: Array, *, stream: Stream | None = Non
 
     Notes
     -----
-    Deterministic: yes. Sums are float32, of at most n / 256 / 1024 + 26 terms in a row.
+    Deterministic: yes. Sums are float32, of at most n / 131072 + 50 terms in a row.
     """
-    _reduce("reduce.sum", _SUM, x, out_1, workspace, np.float32, stream)
+    _reduce("reduce.sum", _SUM, x, out_1, workspace, np.float32, variant, stream)
 
 
-def max(x: Array, out_1: Array, workspace: Array, *, stream: Stream | None = None) -> None:
+def max(x: Array, out_1: Array, workspace: Array, *, variant: str | None = None, stream: Stream | None = None) -> None:
     """out = the largest element of x; NaN if there is one.
 
     Parameters
@@ -303,6 +358,8 @@ def max(x: Array, out_1: Array, workspace: Array, *, stream: Stream | None = Non
         At least one element.
     out_1 : array, shape (1,), float32
     workspace : array of at least ``workspace_size(x.size)`` float32
+    variant : str, optional
+        A name in ``VARIANTS``.
 
     Raises
     ------
@@ -311,10 +368,10 @@ def max(x: Array, out_1: Array, workspace: Array, *, stream: Stream | None = Non
     """
     if x.size == 0:
         raise ShapeError(f"reduce.max: x has shape {x.shape}, no elements; a maximum needs one at least")
-    _reduce("reduce.max", _MAX, x, out_1, workspace, np.float32, stream)
+    _reduce("reduce.max", _MAX, x, out_1, workspace, np.float32, variant, stream)
 
 
-def norm(x: Array, out_1: Array, workspace: Array, *, stream: Stream | None = None) -> None:
+def norm(x: Array, out_1: Array, workspace: Array, *, variant: str | None = None, stream: Stream | None = None) -> None:
     """out = sqrt(sum x^2); 0 if x is empty, infinite if a square is (elements beyond 1.8e19).
 
     Parameters
@@ -322,16 +379,20 @@ def norm(x: Array, out_1: Array, workspace: Array, *, stream: Stream | None = No
     x : array of any shape, float32, float16 or bfloat16 as uint16 bits, C-contiguous
     out_1 : array, shape (1,), float32
     workspace : array of at least ``workspace_size(x.size)`` float32
+    variant : str, optional
+        A name in ``VARIANTS``.
 
     Raises
     ------
     ShapeError, DTypeError
         If an argument is not as said.
     """
-    _reduce("reduce.norm", _NORM, x, out_1, workspace, np.float32, stream)
+    _reduce("reduce.norm", _NORM, x, out_1, workspace, np.float32, variant, stream)
 
 
-def count_nonfinite(x: Array, out_1: Array, workspace: Array, *, stream: Stream | None = None) -> None:
+def count_nonfinite(
+    x: Array, out_1: Array, workspace: Array, *, variant: str | None = None, stream: Stream | None = None
+) -> None:
     """out = how many elements of x are infinite or NaN.
 
     Parameters
@@ -339,13 +400,15 @@ def count_nonfinite(x: Array, out_1: Array, workspace: Array, *, stream: Stream 
     x : array of any shape, float32, float16 or bfloat16 as uint16 bits, C-contiguous
     out_1 : array, shape (1,), int32
     workspace : array of at least ``workspace_size(x.size)`` float32
+    variant : str, optional
+        A name in ``VARIANTS``.
 
     Raises
     ------
     ShapeError, DTypeError
         If an argument is not as said.
     """
-    _reduce("reduce.count_nonfinite", _COUNT, x, out_1, workspace, np.int32, stream)
+    _reduce("reduce.count_nonfinite", _COUNT, x, out_1, workspace, np.int32, variant, stream)
 
 
 def clip_scale(norm_1: Array, scale_1: Array, *, max_norm: float, stream: Stream | None = None) -> None:
@@ -376,11 +439,26 @@ def _sum_rows_two_phase(x_RC: Array, out_C: Array, workspace: Array, accumulate:
     _sum_rows_second_phase[ceil_div(n_columns, BLOCK), BLOCK, stream](workspace, out_C, n_stretches, accumulate)
 
 
+def _sum_rows_by_vectors(x_RC: Array, out_C: Array, workspace: Array, accumulate: bool, stream: Stream | None) -> None:
+    n_rows, n_columns = x_RC.shape
+    n_tiles, n_stretches, stretch = n_tiles_and_stretches(n_rows, n_columns)
+    sum_rows_first_phase[(n_tiles, n_stretches), (WARP, WARPS), stream](x_RC, workspace, stretch, flops=x_RC.size)
+    grid = ceil_div(n_columns, WARP)
+    sum_partials[grid, (WARP, REDUCERS), stream](workspace, out_C, n_stretches, accumulate)
+
+
 SUM_ROWS_VARIANTS = Variants(
     "reduce.sum_rows",
     [
         Variant("thread_per_column", _sum_rows_by_column, "The definition: a thread walks down each column."),
         Variant("two_phase", _sum_rows_two_phase, "Cuts columns into stretches of rows, so that all processors work."),
+        Variant(
+            "vectors",
+            _sum_rows_by_vectors,
+            note="16 bytes a lane, several rows at once.",
+            supports=lambda columns, aligned: columns % VECTOR == 0 and aligned,
+            made_for="gpu",
+        ),
     ],
 )
 
@@ -420,4 +498,5 @@ def sum_rows(
     check_contiguous("reduce.sum_rows", x_RC=x_RC, out_C=out_C)
     check_shape("reduce.sum_rows", x_RC.shape[1:], out_C=out_C)
     check_workspace("reduce.sum_rows", workspace, sum_rows_workspace_size(*x_RC.shape))
-    SUM_ROWS_VARIANTS.pick(variant).launch(x_RC, out_C, workspace, bool(accumulate), stream)
+    chosen = SUM_ROWS_VARIANTS.pick(variant, x_RC.shape[1], are_aligned(x_RC))
+    chosen.launch(x_RC, out_C, workspace, bool(accumulate), stream)

@@ -10,6 +10,7 @@ from typing import Any
 from numba import cuda, float32
 
 from numstack.device import Kernel, kernel, narrow, ptx, widen
+from numstack.kernels.launch import ceil_div
 from numstack.kernels.warp import WARP
 
 BLOCK = 256
@@ -19,6 +20,8 @@ TILE = BLOCK * VECTOR * VECTORS
 BLOCKS = 528  # four a multiprocessor on an H200
 
 WARPS = 8  # sum_rows: warps of a block, each with rows of its own
+ROWS = 4  # of a warp on their way at once
+ROW_ELEMENTS = ROWS * VECTOR
 COLUMNS = WARP * VECTOR  # of a block
 REDUCERS = 32  # warps that share the partial sums of 32 columns
 
@@ -61,45 +64,48 @@ def make_first_phase(
     return first_phase
 
 
-def make_sum_rows(rows: int) -> Kernel:
-    """Sums of 256 columns over a stretch of rows; a warp has ``rows`` of its rows on their way at once."""
-    elements = VECTOR * rows
+def n_tiles_and_stretches(n_rows: int, n_columns: int) -> tuple[int, int, int]:
+    """Blocks side by side and one below the other that sum rows, and the rows that each takes."""
+    n_tiles = ceil_div(n_columns, COLUMNS)
+    most = max(1, BLOCKS // max(1, n_tiles))
+    stretch = WARPS * ROWS * max(1, ceil_div(n_rows, most * WARPS * ROWS))
+    return n_tiles, ceil_div(n_rows, stretch), stretch
 
-    @kernel(name="reduce.sum_rows first phase vectors")
-    def first_phase(x_RC, partial_SC, stretch):
-        x = cuda.local.array(elements, float32)
-        total = cuda.local.array(VECTOR, float32)
-        shared = cuda.shared.array((WARPS, VECTOR, WARP), float32)
-        R, C = x_RC.shape
-        lane = cuda.threadIdx.x
-        warp = cuda.threadIdx.y
-        c = cuda.blockIdx.x * COLUMNS + lane * VECTOR
-        start = cuda.blockIdx.y * stretch
-        stop = min(start + stretch, R) if c < C else 0
-        for k in range(VECTOR):
-            total[k] = float32(0)
-        for r0 in range(start, start + stretch, WARPS * rows):
-            for j in range(rows):
-                r = r0 + j * WARPS + warp
-                if r < stop:
-                    ptx.load8(x_RC, r * C + c, x, VECTOR * j)
-                else:
-                    for k in range(VECTOR):
-                        x[VECTOR * j + k] = float32(0)
-            for j in range(rows):
+
+@kernel
+def sum_rows_first_phase(x_RC, partial_SC, stretch):
+    """Sums of 256 columns over ``stretch`` rows; a warp has ROWS of its rows on their way at once."""
+    x = cuda.local.array(ROW_ELEMENTS, float32)
+    total = cuda.local.array(VECTOR, float32)
+    shared = cuda.shared.array((WARPS, VECTOR, WARP), float32)
+    R, C = x_RC.shape
+    lane = cuda.threadIdx.x
+    warp = cuda.threadIdx.y
+    c = cuda.blockIdx.x * COLUMNS + lane * VECTOR
+    start = cuda.blockIdx.y * stretch
+    stop = min(start + stretch, R) if c < C else 0
+    for k in range(VECTOR):
+        total[k] = float32(0)
+    for r0 in range(start, start + stretch, WARPS * ROWS):
+        for j in range(ROWS):
+            r = r0 + j * WARPS + warp
+            if r < stop:
+                ptx.load8(x_RC, r * C + c, x, VECTOR * j)
+            else:
                 for k in range(VECTOR):
-                    total[k] += x[VECTOR * j + k]
-        for k in range(VECTOR):
-            shared[warp, k, lane] = total[k]
-        cuda.syncthreads()
-        # Each warp adds one of the eight columns of each lane; together they write all 256.
-        whole = shared[0, warp, lane]
-        for w in range(1, WARPS):
-            whole += shared[w, warp, lane]
-        if c < C:
-            partial_SC[cuda.blockIdx.y * C + c + warp] = whole
-
-    return first_phase
+                    x[VECTOR * j + k] = float32(0)
+        for j in range(ROWS):
+            for k in range(VECTOR):
+                total[k] += x[VECTOR * j + k]
+    for k in range(VECTOR):
+        shared[warp, k, lane] = total[k]
+    cuda.syncthreads()
+    # Each warp adds one of the eight columns of each lane; together they write all 256.
+    whole = shared[0, warp, lane]
+    for w in range(1, WARPS):
+        whole += shared[w, warp, lane]
+    if c < C:
+        partial_SC[cuda.blockIdx.y * C + c + warp] = whole
 
 
 @kernel

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from numstack.errors import DTypeError, ShapeError
+from numstack.errors import ConfigError, DTypeError, ShapeError
 from numstack.kernels import reduce
 from numstack.kernels.reduce import BLOCK, COLUMNS, MAX_BLOCKS, MAX_STRETCHES, MIN_ROWS, MIN_STRETCH, ROWS
+from numstack.kernels.reduce_vectors import BLOCKS, TILE
 from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
 
 SIZES = {
@@ -17,6 +18,8 @@ SIZES = {
     "more partial results than threads": MIN_STRETCH * (BLOCK + 1) + 7,
 }
 
+VECTOR_SIZES = {"nothing": 0, "one": 1, "a tile": TILE, "more tiles than blocks, and a rest": TILE * BLOCKS + 9}
+
 MATRICES = {
     "one element": (1, 1),
     "no rows": (0, 5),
@@ -26,12 +29,20 @@ MATRICES = {
     "a layer of a small model": (768, 512),
     "more rows than stretches of the least size": (MIN_ROWS * MAX_STRETCHES + 1, 3),
 }
+VECTOR_MATRICES = {
+    "one vector": (1, 8),
+    "no rows": (0, 16),
+    "no columns": (5, 0),
+    "a vector past a block's columns": (70, 264),
+    "more rows than one stretch": (2000, 24),
+    "a layer of a small model": (768, 512),
+}
 
 
-def run(operation, x: np.ndarray, dtype=np.float32):
+def run(operation, x: np.ndarray, dtype=np.float32, **options):
     out = to_device(poisoned(1, dtype))
     workspace = to_device(poisoned(reduce.workspace_size(x.size)))
-    operation(to_device(x), out, workspace)
+    operation(to_device(x), out, workspace, **options)
     return to_host(out)[0]
 
 
@@ -46,15 +57,17 @@ def random(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
 
 
-def test_whole_array_at_every_size():
-    for what, n in SIZES.items():
+@pytest.mark.parametrize("variant", reduce.VARIANTS.runnable())
+def test_whole_array_at_every_size(variant):
+    for what, n in (VECTOR_SIZES if variant == "vectors" else SIZES).items():
         x = random(n)
         magnitude = np.sum(np.abs(x, dtype=np.float64)) + 1e-30
-        assert_close(run(reduce.sum, x), np.sum(x, dtype=np.float64), atol=3e-7 * magnitude, what=f"sum of {what}")
-        assert_close(run(reduce.norm, x), reduce.reference_norm(x), rtol=1e-6, atol=0, what=f"norm of {what}")
-        assert run(reduce.count_nonfinite, x, np.int32) == 0
+        total, norm = run(reduce.sum, x, variant=variant), run(reduce.norm, x, variant=variant)
+        assert_close(total, np.sum(x, dtype=np.float64), atol=3e-7 * magnitude, what=f"sum of {what}")
+        assert_close(norm, reduce.reference_norm(x), rtol=1e-6, atol=0, what=f"norm of {what}")
+        assert run(reduce.count_nonfinite, x, np.int32, variant=variant) == 0
         if n:
-            assert run(reduce.max, x) == x.max(), what
+            assert run(reduce.max, x, variant=variant) == x.max(), what
 
 
 def test_partition_covers_any_size_with_few_blocks():
@@ -70,32 +83,36 @@ def test_sum_of_many_equal_terms_keeps_its_digits():
     assert_close(run(reduce.sum, np.full(n, 0.1, np.float32)), n * np.float64(np.float32(0.1)), rtol=1e-6, atol=0)
 
 
-def test_nonfinite_values_are_counted_and_propagate():
-    x = random(5000)
-    x[[0, 17, 4999]] = np.nan, np.inf, -np.inf
-    assert run(reduce.count_nonfinite, x, np.int32) == 3
-    assert np.isnan(run(reduce.sum, x))
-    for where in (0, 1, BLOCK, 4999):
-        x = random(5000)
+@pytest.mark.parametrize("variant", reduce.VARIANTS.runnable())
+def test_nonfinite_values_are_counted_and_propagate(variant):
+    n = TILE + 5000
+    x = random(n)
+    x[[0, 17, n - 1]] = np.nan, np.inf, -np.inf
+    assert run(reduce.count_nonfinite, x, np.int32, variant=variant) == 3
+    assert np.isnan(run(reduce.sum, x, variant=variant))
+    for where in (0, 1, BLOCK, TILE, n - 1):
+        x = random(n)
         x[where] = np.nan
-        assert np.isnan(run(reduce.max, x)), where
-    assert run(reduce.max, np.full(3, -np.inf, np.float32)) == -np.inf
-    assert run(reduce.norm, np.full(3, 3e38, np.float32)) == np.inf
+        assert np.isnan(run(reduce.max, x, variant=variant)), where
+    assert run(reduce.max, np.full(3, -np.inf, np.float32), variant=variant) == -np.inf
+    assert run(reduce.norm, np.full(3, 3e38, np.float32), variant=variant) == np.inf
 
 
-def test_any_shape_and_sixteen_bits():
+@pytest.mark.parametrize(("variant", "of_rows"), [("thread_per_element", "two_phase"), ("vectors", "vectors")])
+def test_any_shape_and_sixteen_bits(variant, of_rows):
     for dtype in (BFLOAT16, np.dtype(np.float16)):
-        x = random(30, 40, 5).astype(dtype)
-        assert_close(run(reduce.sum, x), np.sum(x, dtype=np.float64), rtol=1e-5, atol=1e-3, what=f"sum of {dtype}")
-        assert run(reduce.max, x) == x.max()
-        assert_close(
-            run_rows(x.reshape(-1, 5), poisoned(5)), np.sum(x.reshape(-1, 5), axis=0, dtype=np.float64), atol=1e-4
-        )
+        x = random(30, 40, 8).astype(dtype)
+        total = run(reduce.sum, x, variant=variant)
+        assert_close(total, np.sum(x, dtype=np.float64), rtol=1e-5, atol=1e-3, what=f"sum of {dtype}")
+        assert run(reduce.max, x, variant=variant) == x.max()
+        rows = x.reshape(-1, 8)
+        got = run_rows(rows, poisoned(8), variant=of_rows)
+        assert_close(got, np.sum(rows, axis=0, dtype=np.float64), atol=1e-4)
 
 
 @pytest.mark.parametrize("variant", reduce.SUM_ROWS_VARIANTS.runnable())
 def test_sum_rows_at_every_size(variant):
-    for what, shape in MATRICES.items():
+    for what, shape in (VECTOR_MATRICES if variant == "vectors" else MATRICES).items():
         x = random(*shape)
         expected = np.sum(x, axis=0, dtype=np.float64)
         tolerance = {"rtol": 1e-5, "atol": 1e-6 * shape[0]}
@@ -117,13 +134,17 @@ def test_equal_bits_on_every_run():
     assert run(reduce.sum, x) == run(reduce.sum, x)
 
 
-def test_no_race_and_nothing_out_of_bounds(under_checks):
-    x = random(BLOCK + 3)
-    assert_close(run(reduce.sum, x), np.sum(x, dtype=np.float64), atol=1e-4)
-    assert run(reduce.max, x) == x.max()
-    assert_close(run(reduce.norm, x), reduce.reference_norm(x))
-    assert run(reduce.count_nonfinite, x, np.int32) == 0
-    assert_close(run_rows(x.reshape(-1, 7), poisoned(7)), x.reshape(-1, 7).sum(axis=0), atol=1e-5)
+@pytest.mark.parametrize("variant", reduce.VARIANTS.runnable())
+def test_no_race_and_nothing_out_of_bounds(under_checks, variant):
+    x = random(BLOCK + 3 + (TILE if variant == "vectors" else 0))
+    assert_close(run(reduce.sum, x, variant=variant), np.sum(x, dtype=np.float64), atol=1e-4)
+    assert run(reduce.max, x[: BLOCK + 3], variant=variant) == x[: BLOCK + 3].max()
+
+
+@pytest.mark.parametrize("variant", ["two_phase", "vectors"])
+def test_no_race_among_columns(under_checks, variant):
+    x = random(37, 16)
+    assert_close(run_rows(x, poisoned(16), variant=variant), x.sum(axis=0), atol=1e-5)
 
 
 def test_bad_arguments_say_what_to_do():
@@ -140,5 +161,9 @@ def test_bad_arguments_say_what_to_do():
         reduce.max(np.zeros(0, np.float32), out, workspace)
     with pytest.raises(ShapeError, match=r"reduce.sum_rows: out_C has shape \(3,\); expected \(5000,\)"):
         reduce.sum_rows(x, np.zeros(3, np.float32), workspace)
+    with pytest.raises(ConfigError, match=r"'vectors' does not support 1666, True"):
+        reduce.sum_rows(
+            x.reshape(-1)[:4998].reshape(3, 1666), out.repeat(1666), np.zeros(6000, np.float32), variant="vectors"
+        )
     with pytest.raises(DTypeError, match=r"reduce.clip_scale: norm_1 has dtype float64; expected float32"):
         reduce.clip_scale(np.zeros(1), out, max_norm=1.0)
