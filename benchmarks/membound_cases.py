@@ -11,7 +11,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numstack.device import current_device
-from numstack.kernels import adamw, cross_entropy, dropout, elementwise, embedding, gelu, layernorm, reduce, softmax
+from numstack.kernels import (
+    adamw,
+    cross_entropy,
+    dropout,
+    elementwise,
+    embedding,
+    gelu,
+    layernorm,
+    layernorm_residual,
+    reduce,
+    rmsnorm,
+    softmax,
+)
 
 
 class Sizes(NamedTuple):
@@ -193,6 +205,68 @@ def of_layernorm(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
     run = partial(layernorm.backward, ody, ox, oweight, *statistics, *gradients, ours(workspace))
     inputs = (dy, x, tmean, trstd, weight, bias)
     yield case("layernorm backward", size(dy, x, dx), run, [dx, dweight, dbias], backward, *inputs, tolerance=1e-2)
+
+    stream = random(torch, place, s.R, s.C)
+
+    def into_stream(stream: Any, dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
+        return (stream + backward(dy, x, mean, rstd, weight, bias)[0],)
+
+    dx.copy_(stream)
+    run = partial(run, accumulate_dx=True)
+    peers = [("eager", into_stream, (stream, *inputs))]
+    expected, shape = partial(into_stream, stream, *inputs), f"{s.R} x {s.C}"
+    yield Case("layernorm backward into dx", shape, size(dy, x, dx, dx), run, [dx], expected, peers, 1e-2)
+
+
+def of_residual(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
+    x, residual = (random(torch, place, s.R, s.C) for _ in range(2))
+    total, y = torch.empty_like(x), torch.empty_like(x)
+    weight, bias = (random(torch, place, s.C) for _ in range(2))
+    mean, rstd = (torch.empty(s.R, device=place) for _ in range(2))
+    arrays = map(ours, (x, residual, weight.float(), bias.float(), total, y, mean, rstd))
+    run = partial(layernorm_residual.forward, *arrays, eps=1e-5)
+
+    def forward(x: Any, residual: Any, weight: Any, bias: Any) -> Any:
+        total = x + residual
+        return total, torch.nn.functional.layer_norm(total, (s.C,), weight, bias)
+
+    inputs = (x, residual, weight, bias)
+    yield case("residual and layernorm", size(x, residual, total, y), run, [total, y], forward, *inputs)
+
+
+def of_rmsnorm(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
+    x, dy = (random(torch, place, s.R, s.C) for _ in range(2))
+    y, dx, weight = torch.empty_like(x), torch.empty_like(x), random(torch, place, s.C)
+    rstd, dweight = torch.empty(s.R, device=place), torch.empty(s.C, device=place)
+    workspace = torch.empty(rmsnorm.workspace_size(s.R, s.C), device=place)
+    ox, oweight, orstd = ours(x), ours(weight.float()), ours(rstd)
+    run = partial(rmsnorm.forward, ox, oweight, ours(y), orstd, eps=1e-5)
+
+    def forward(x: Any, weight: Any) -> Any:
+        return torch.nn.functional.rms_norm(x, (s.C,), weight, 1e-5)
+
+    yield case("rmsnorm forward", size(x, y), run, [y], forward, x, weight)
+    run()
+
+    def by_autograd(dy: Any, x: Any, weight: Any) -> Any:
+        leaves = [tensor.detach().requires_grad_() for tensor in (x, weight)]
+        return torch.autograd.grad(forward(*leaves), leaves, dy)
+
+    def formula(dy: Any, x: Any, weight: Any) -> Any:
+        x, g = x.float(), dy.float() * weight.float()
+        rstd = torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-5)
+        normal = x * rstd
+        dx = rstd * (g - normal * (g * normal).mean(1, keepdim=True))
+        return dx.to(dy.dtype), (dy.float() * normal).sum(0)
+
+    peers: list[PeerFunction] = [("eager", by_autograd, [dy, x, weight])]
+    if place == "cuda":
+        peers.append(("compiled formula", torch.compile(formula, dynamic=False), [dy, x, weight]))
+    gradients = [ours(dx), ours(dweight), ours(workspace)]
+    run = partial(rmsnorm.backward, ours(dy), ox, oweight, orstd, *gradients)
+    outputs, nbytes, shape = [dx, dweight], size(dy, x, dx), f"{s.R} x {s.C}"
+    expected = partial(formula, dy, x, weight)
+    yield Case("rmsnorm backward", shape, nbytes, run, outputs, expected, peers, poisoned=outputs, compiles=False)
 
 
 def of_softmax(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
@@ -399,6 +473,8 @@ FAMILIES: dict[str, Callable[[Any, Sizes, str], Iterator[Case]]] = {
     "elementwise": of_elementwise,
     "dropout": of_dropout,
     "layernorm": of_layernorm,
+    "residual": of_residual,
+    "rmsnorm": of_rmsnorm,
     "softmax": of_softmax,
     "cross_entropy": of_cross_entropy,
     "adamw": of_adamw,
