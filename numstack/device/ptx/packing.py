@@ -53,6 +53,18 @@ def high_f16(pair: uint32) -> float32:
     return _half_value(uint16(pair >> uint32(16)))
 
 
+@ptx("mov.b32 $result, $x;")
+def bits_of(x: float32) -> uint32:
+    """The bits of a float32."""
+    return np.float32(x).view(np.uint32)
+
+
+@ptx("mov.b32 $result, $bits;")
+def value_of(bits: uint32) -> float32:
+    """The float32 that has these bits."""
+    return np.uint32(bits).view(np.float32)
+
+
 # float16 to and from its bits on a CPU, where numba has no such conversion.
 
 

@@ -10,6 +10,16 @@ from numba import float32, uint32
 from numstack.device.ptx.assembly import In, Index, Out, Several, ptx
 
 
+@ptx("ld.shared.b32 $result, [$address];", touches_memory=True)
+def load(address: uint32) -> uint32:
+    """One word; the address is a multiple of 4."""
+
+
+@ptx("st.shared.f32 [$address], $x;", touches_memory=True)
+def store(address: uint32, x: float32) -> None:
+    """One float; the address is a multiple of 4."""
+
+
 @ptx("ld.shared.v2.f32 {$result}, [$address];", touches_memory=True)
 def load2(address: uint32) -> Several[float32, 2]:
     """Two neighbours; the address is a multiple of 8."""

@@ -50,6 +50,8 @@ class Problem(NamedTuple):
     preactivation: Array | None
     alpha: float
     workspace: Array | None = None
+    column_sums: Array | None = None
+    nonfinite: Array | None = None
 
     @property
     def flops(self) -> int:

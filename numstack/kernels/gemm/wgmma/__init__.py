@@ -16,7 +16,7 @@ DTYPES = {np.dtype(np.uint16): "bf16", np.dtype(np.float16): "f16", np.dtype(np.
 def launch(problem: Problem, stream: Stream | None, config: Config, workspace: Array | None = None) -> None:
     """Run the product, cut as ``config`` says."""
     device = current_device()
-    spec, m, n, k, a, b, c, bias, residual, preactivation, alpha, _ = problem
+    spec, m, n, k, a, b, c, bias, residual, preactivation, alpha, _, column_sums, nonfinite = problem
     adds_to_c = residual is c and c.dtype == np.float32
     outputs = Outputs(
         dtype=DTYPES[c.dtype],
@@ -26,6 +26,9 @@ def launch(problem: Problem, stream: Stream | None, config: Config, workspace: A
         has_gelu_backward=spec.has_gelu_backward,
         keeps_preactivation=spec.keeps_preactivation,
         adds_to_c=adds_to_c,
+        is_scaled=alpha != 1,
+        sums_columns=column_sums is not None,
+        flags_nonfinite=nonfinite is not None,
     )
     form = Form(spec.name("wgmma"), spec.a_is_KM, spec.b_is_NK, DTYPES[a.dtype], outputs)
     box_of_c = (CHUNK_ROWS, outputs.chunk_columns)
@@ -49,8 +52,11 @@ def launch(problem: Problem, stream: Stream | None, config: Config, workspace: A
     if whole == tiles:
         workers = min(workers, tiles)
     partials = c if workspace is None else workspace
-    make_kernel(form, config)[workers * config.cluster, THREADS, stream, config.shared_bytes(spec.has_bias)](
-        a_map, b_map, c_map, kept_map, extra_map, c if bias is None else bias, partials,
+    sums = c if column_sums is None else column_sums
+    flag = c if nonfinite is None else nonfinite
+    shared_bytes = config.shared_bytes(spec.has_bias, column_sums is not None)
+    make_kernel(form, config)[workers * config.cluster, THREADS, stream, shared_bytes](
+        a_map, b_map, c_map, kept_map, extra_map, c if bias is None else bias, partials, sums, flag,
         tiles_m, tiles_n, tiles, whole, k_steps, alpha, flops=problem.flops,
     )  # fmt: skip
     if whole < tiles:

@@ -7,6 +7,7 @@ CONSUMERS = 2
 THREADS = 128 * (1 + CONSUMERS)
 CHUNK_ROWS = 64
 CHUNK_BYTES = CHUNK_ROWS * 128  # a piece of c on its way out: 64 rows of 128 bytes
+SUMS_BYTES = 1024  # of a chunk's columns, a warpgroup's four warps; there is room for two chunks
 BARRIER_BYTES = 512  # full and empty stages, pieces of c loaded, lag: 8 bytes each
 SHARED_MOST = 232_448
 
@@ -49,11 +50,12 @@ class Config(NamedTuple):
     def b_bytes(self) -> int:
         return self.tile_n * TILE_K * 2
 
-    def head_bytes(self, has_bias: bool) -> int:
-        """Shared memory before the tiles: barriers, and a row of the bias for each warpgroup."""
-        return -(-(BARRIER_BYTES + (CONSUMERS * self.tile_n * 4 if has_bias else 0)) // 1024) * 1024
+    def head_bytes(self, has_bias: bool, sums_columns: bool) -> int:
+        """Shared memory before the tiles: barriers, and for each warpgroup a row of the bias or sums of columns."""
+        row = CONSUMERS * self.tile_n * 4 if has_bias else 2 * CONSUMERS * SUMS_BYTES if sums_columns else 0
+        return -(-(BARRIER_BYTES + row) // 1024) * 1024
 
-    def shared_bytes(self, has_bias: bool) -> int:
+    def shared_bytes(self, has_bias: bool, sums_columns: bool) -> int:
         """Dynamic shared memory. It starts at a multiple of 1024 if there is no other, as the swizzle needs."""
         tiles = self.stages * (self.a_bytes + self.b_bytes)
-        return self.head_bytes(has_bias) + tiles + CONSUMERS * self.buffers * CHUNK_BYTES
+        return self.head_bytes(has_bias, sums_columns) + tiles + CONSUMERS * self.buffers * CHUNK_BYTES

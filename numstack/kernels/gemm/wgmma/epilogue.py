@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
-from numstack.device.ptx import mbarrier, packing, shared, sync, tma
+from numstack.device.ptx import mbarrier, nonfinite, packing, shared, sync, tma
 from numstack.kernels import gelu
-from numstack.kernels.gemm.wgmma.config import CHUNK_BYTES, Config
+from numstack.kernels.gemm.wgmma.config import CHUNK_BYTES, CONSUMERS, SUMS_BYTES, Config
 
 
 class Outputs(NamedTuple):
@@ -25,6 +25,9 @@ class Outputs(NamedTuple):
     has_gelu_backward: bool
     keeps_preactivation: bool
     adds_to_c: bool
+    is_scaled: bool  # by alpha
+    sums_columns: bool
+    flags_nonfinite: bool
 
     @property
     def reads_extra(self) -> bool:
@@ -58,9 +61,9 @@ def _in_turn(first: Any, second: Any) -> Any:
         return first
 
     @cuda.jit(device=True)
-    def both(acc, c, kept, extra, x, y, staging, loaded, parity, thread, consumer, bias, alpha):
-        first(acc, c, kept, extra, x, y, staging, loaded, parity, thread, consumer, bias, alpha)
-        second(acc, c, kept, extra, x, y, staging, loaded, parity, thread, consumer, bias, alpha)
+    def both(acc, c, kept, extra, x, y, staging, loaded, parity, thread, consumer, bias, alpha, sums_at, sums, worst):
+        first(acc, c, kept, extra, x, y, staging, loaded, parity, thread, consumer, bias, alpha, sums_at, sums, worst)
+        second(acc, c, kept, extra, x, y, staging, loaded, parity, thread, consumer, bias, alpha, sums_at, sums, worst)
 
     return both
 
@@ -71,6 +74,7 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
     has_gelu_backward, reads_extra = outputs.has_gelu_backward, outputs.reads_extra
     gelu_tanh, gelu_tanh_slope = gelu.gelu_tanh_approximate, gelu.gelu_tanh_slope_approximate
     keeps_preactivation, adds_to_c = outputs.keeps_preactivation, outputs.adds_to_c
+    is_scaled, sums_columns, flags_nonfinite = outputs.is_scaled, outputs.sums_columns, outputs.flags_nonfinite
     is_wide = dtype == "f32"
     columns = outputs.chunk_columns
     chunks = config.tile_n // columns
@@ -88,6 +92,7 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
     wait_one_read = tma.make_wait(buffers - 1, reads_only=True)
     meet_first, meet_second = sync.make_barrier(1, 128), sync.make_barrier(2, 128)
     pack = packing.pack_f16 if dtype == "f16" else packing.pack_bf16
+    largest = {"bf16": nonfinite.largest_bf16, "f16": nonfinite.largest_f16, "f32": nonfinite.largest_f32}[dtype]
     low = packing.low_f16 if dtype == "f16" else packing.low_bf16
     high = packing.high_f16 if dtype == "f16" else packing.high_bf16
 
@@ -99,11 +104,11 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
             meet_second()
 
     @cuda.jit(device=True)
-    def store_part_float32(acc, part, at, kept_at, bias, thread, alpha):
+    def store_part_float32(acc, part, at, kept_at, bias, thread, alpha, worst):
         values = cuda.local.array(4, float32)
         first = (chunk * 4 + part) * 4
         for i in range(4):
-            values[i] = acc[first + i] * alpha
+            values[i] = acc[first + i] * alpha if is_scaled else acc[first + i]
         if has_bias:
             left, right = shared.load2(uint32(bias + uint32((chunk * 32 + part * 8 + (thread & 3) * 2) * 4)))
             values[0] += left
@@ -130,16 +135,19 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
             left, right = shared.load2(uint32(at + uint32(1024)))
             values[2] *= gelu_tanh_slope(left)
             values[3] *= gelu_tanh_slope(right)
+        if flags_nonfinite:
+            for i in range(4):
+                worst[0] = largest(worst[0], packing.bits_of(values[i]))
         shared.store2(at, values[0], values[1])
         shared.store2(uint32(at + uint32(1024)), values[2], values[3])
 
     @cuda.jit(device=True)
-    def store_part_16(acc, part, at, kept_at, bias, thread, alpha):
+    def store_part_16(acc, part, at, kept_at, bias, thread, alpha, worst):
         values = cuda.local.array(8, float32)
         words = cuda.local.array(4, uint32)
         first = (chunk * 8 + part * 2) * 4
         for i in range(8):
-            values[i] = acc[first + i] * alpha
+            values[i] = acc[first + i] * alpha if is_scaled else acc[first + i]
         if has_bias:
             from_column = uint32(bias + uint32((chunk * 64 + part * 16 + (thread & 3) * 2) * 4))
             for half in range(2):
@@ -167,12 +175,50 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
                 values[2 * i + 1] *= gelu_tanh_slope(high(words[i]))
         for i in range(4):
             words[i] = pack(values[2 * i], values[2 * i + 1])
+            if flags_nonfinite:
+                worst[0] = largest(worst[0], words[i])
         shared.store_matrices(at, words, 0)
+
+    # Sums of columns: a warp's over its 16 rows, those of the warps in shared memory, where the room of one chunk is
+    # free again two chunks later.
+    sums_place = (number & 1) * CONSUMERS * SUMS_BYTES
+
+    @cuda.jit(device=True)
+    def sum_rows_of_warp(buffer, sums_at, warp, lane):
+        cuda.syncwarp()
+        left = float32(0)
+        right = float32(0)
+        for row in range(16):
+            swizzled = ((lane >> 2) ^ (row & 7)) << 4
+            pair = shared.load(uint32(buffer + uint32((warp * 16 + row) * 128 + swizzled + (lane & 3) * 4)))
+            if is_wide:
+                left += packing.value_of(pair)
+            else:
+                left += low(pair)
+                right += high(pair)
+        at = uint32(sums_at + uint32(sums_place))
+        if is_wide:
+            shared.store(uint32(at + uint32(warp * 128 + lane * 4)), left)
+        else:
+            shared.store2(uint32(at + uint32(warp * 256 + lane * 8)), left, right)
+
+    @cuda.jit(device=True)
+    def sum_warps(sums, sums_at, thread, x, y):
+        total = float32(0)
+        for warp in range(4):
+            at = uint32(sums_at + uint32(sums_place))
+            total += packing.value_of(shared.load(uint32(at + uint32(warp * columns * 4 + thread * 4))))
+        row = y >> 6
+        column = x + chunk * columns + thread
+        if row < sums.shape[0] and column < sums.shape[1]:
+            sums[row, column] = total
 
     store_part = store_part_float32 if is_wide else store_part_16
 
     @cuda.jit(device=True)
-    def store_chunk(acc, c, kept, extra, x, y, staging, loaded, parity, thread, consumer, bias, alpha):
+    def store_chunk(
+        acc, c, kept, extra, x, y, staging, loaded, parity, thread, consumer, bias, alpha, sums_at, sums, worst
+    ):
         lane = thread & int32(31)
         warp = thread >> int32(5)
         if is_wide:
@@ -196,10 +242,15 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
         for part in range(4):
             flip = uint32(part << 5)
             store_part(
-                acc, part, uint32(buffer + (place ^ flip)), uint32(kept_buffer + (place ^ flip)), bias, thread, alpha
-            )
+                acc, part, uint32(buffer + (place ^ flip)), uint32(kept_buffer + (place ^ flip)), bias, thread, alpha,
+                worst,
+            )  # fmt: skip
+        if sums_columns:
+            sum_rows_of_warp(buffer, sums_at, warp, lane)
         tma.fence_async()
         meet_group(consumer)
+        if sums_columns and thread < columns:
+            sum_warps(sums, sums_at, thread, x, y)
         if thread == 0:
             column = int32(x + chunk * columns)
             if adds_to_c:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from numba import cuda, float32, int32, uint8, uint16, uint32, uint64
 
 from numstack.device import Kernel, kernel, widen
-from numstack.device.ptx import cluster, integers, mbarrier, shared, sync, tma, vectors, wgmma
-from numstack.kernels.gemm.wgmma.config import BARRIER_BYTES, CHUNK_BYTES, CONSUMERS, TILE_K, Config
+from numstack.device.ptx import cluster, integers, mbarrier, nonfinite, shared, sync, tma, vectors, wgmma
+from numstack.kernels.gemm.wgmma.config import BARRIER_BYTES, CHUNK_BYTES, CONSUMERS, SUMS_BYTES, TILE_K, Config
 from numstack.kernels.gemm.wgmma.epilogue import Outputs, make_load_extra, make_store_rows
 from numstack.kernels.gemm.wgmma.schedule import make_tile_position, share_begin
 
@@ -37,7 +37,11 @@ def make_kernel(form: Form, config: Config) -> Kernel:
         config.cluster,
     )
     spread, lag = config.spread, config.lag
-    a_bytes, b_bytes, head_bytes = config.a_bytes, config.b_bytes, config.head_bytes(outputs.has_bias)
+    a_bytes, b_bytes, head_bytes = (
+        config.a_bytes,
+        config.b_bytes,
+        config.head_bytes(outputs.has_bias, outputs.sums_columns),
+    )
     rows = tile_m // CONSUMERS  # of a consumer: one or two accumulators of 64
     is_tall = rows == 128
     n_registers = tile_n // 2
@@ -57,6 +61,10 @@ def make_kernel(form: Form, config: Config) -> Kernel:
     wait_all_read = tma.make_wait(0, reads_only=True)
     tile_position = make_tile_position(config.group)
     has_bias, reads_extra = outputs.has_bias, outputs.reads_extra
+    flags_nonfinite = outputs.flags_nonfinite
+    is_nonfinite = {
+        "bf16": nonfinite.is_nonfinite_bf16, "f16": nonfinite.is_nonfinite_f16, "f32": nonfinite.is_nonfinite_f32
+    }[outputs.dtype]  # fmt: skip
     chunks = tile_n // outputs.chunk_columns * (2 if is_tall else 1)
     loads_a_tile = chunks // buffers  # of each buffer
     first_loads = min(chunks, buffers)
@@ -93,7 +101,7 @@ def make_kernel(form: Form, config: Config) -> Kernel:
                     cluster.load_2d(b, at, barrier, uint16(3), int32(column + box * 64), first)
 
     @kernel(name=form.name, cluster=blocks)
-    def product(a, b, c, kept, extra, bias_N, partials, tiles_m, tiles_n, tiles, whole, k_steps, alpha):
+    def product(a, b, c, kept, extra, bias_N, partials, sums, flag, tiles_m, tiles_n, tiles, whole, k_steps, alpha):
         head = integers.shared_address(cuda.shared.array(0, uint8))
         tiles_of_a = uint32(head + uint32(head_bytes))
         tiles_of_b = uint32(tiles_of_a + uint32(stages * a_bytes))
@@ -171,6 +179,7 @@ def make_kernel(form: Form, config: Config) -> Kernel:
             my_staging = uint32(staging + uint32(consumer) * uint32(staging_bytes))
             my_loaded = uint32(loaded + uint32(consumer) * uint32(8 * buffers))
             my_bias = uint32(head + uint32(BARRIER_BYTES) + uint32(consumer * (4 * tile_n)))
+            my_sums = uint32(head + uint32(BARRIER_BYTES) + uint32(consumer * SUMS_BYTES))
             my_rows_of_a = uint32(tiles_of_a + uint32(consumer) * uint32(a_part))
             acc = cuda.local.array(n_registers, float32)
             below = cuda.local.array(n_registers_below, float32)
@@ -178,6 +187,8 @@ def make_kernel(form: Form, config: Config) -> Kernel:
                 acc[i] = float32(0)
             for i in range(n_registers_below):
                 below[i] = float32(0)
+            worst = cuda.local.array(1, uint32)
+            worst[0] = uint32(0)
             parity = uint32(0)
             bias_left = float32(0)
             bias_right = float32(0)
@@ -256,28 +267,19 @@ def make_kernel(form: Form, config: Config) -> Kernel:
                     which = int32(1)
                 else:
                     store_rows(
-                        acc,
-                        c,
-                        kept,
-                        extra,
-                        column,
-                        row,
-                        my_staging,
-                        my_loaded,
-                        parity,
-                        mine,
-                        consumer,
-                        my_bias,
-                        alpha,
-                    )
+                        acc, c, kept, extra, column, row, my_staging, my_loaded, parity, mine, consumer, my_bias, alpha,
+                        my_sums, sums, worst,
+                    )  # fmt: skip
                     if is_tall:
                         store_rows_below(
                             below, c, kept, extra, column, int32(row + 64), my_staging, my_loaded, parity, mine,
-                            consumer, my_bias, alpha,
+                            consumer, my_bias, alpha, my_sums, sums, worst,
                         )  # fmt: skip
                     parity = uint32(parity ^ uint32(loads_a_tile & 1))
             if lag > 0 and consumer == 0 and mine == 0 and done < int32(lag):
                 mbarrier.arrive(lagged)
+            if flags_nonfinite and is_nonfinite(worst[0]):
+                cuda.atomic.or_(flag, 0, 1)
             if mine == 0:
                 wait_all_read()
         if blocks > 1:
