@@ -40,15 +40,15 @@ def _make(dtype: str) -> Kernel:
 @pytest.mark.parametrize(
     ("name", "dtype"), [("bf16", BFLOAT16), ("f16", np.dtype(np.float16)), ("f32", np.dtype(np.float32))]
 )
-def test_one_value_that_is_not_finite_is_found(bench: Bench, name: str, dtype: np.dtype) -> None:
+def test_one_value_that_is_not_finite_is_found(hopper: Bench, name: str, dtype: np.dtype) -> None:
     x = np.random.default_rng(0).standard_normal((32, 12)).astype(dtype)
     x[3, 5], x[4, 0], x[5, 11] = np.inf, -np.inf, np.nan
     x[6, 2], x[7, 7] = -x[6, 2], np.finfo(np.float16).max  # finite: the largest that all of them have
     words = np.ascontiguousarray(x).view(np.uint32)
-    kept, found = bench.array(poisoned(32, np.uint32)), bench.array(poisoned(32, np.int32))
-    _make(name)[1, 32](bench.array(words), kept, found)
-    np.testing.assert_array_equal(bench.result(found), [int(i in (3, 4, 5)) for i in range(32)])
-    halves = np.abs(bench.result(kept).view(dtype).astype(np.float32).reshape(32, -1))
+    kept, found = hopper.array(poisoned(32, np.uint32)), hopper.array(poisoned(32, np.int32))
+    _make(name)[1, 32](hopper.array(words), kept, found)
+    np.testing.assert_array_equal(hopper.result(found), [int(i in (3, 4, 5)) for i in range(32)])
+    halves = np.abs(hopper.result(kept).view(dtype).astype(np.float32).reshape(32, -1))
     columns = np.abs(x.astype(np.float32)).reshape(32, -1, halves.shape[1]).max(axis=1)
     np.testing.assert_array_equal(halves[np.isfinite(columns)], columns[np.isfinite(columns)])
 
@@ -65,8 +65,8 @@ def _words(x_N, y_N):
     )
 
 
-def test_words_of_shared_memory(bench: Bench) -> None:
+def test_words_of_shared_memory(hopper: Bench) -> None:
     x = np.linspace(-2, 2, 32, dtype=np.float32)
-    y = bench.array(poisoned(32))
-    _words[1, 32](bench.array(x), y)
-    np.testing.assert_array_equal(bench.result(y), x[::-1] + (x < 0))
+    y = hopper.array(poisoned(32))
+    _words[1, 32](hopper.array(x), y)
+    np.testing.assert_array_equal(hopper.result(y), x[::-1] + (x < 0))
