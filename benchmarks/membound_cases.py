@@ -33,13 +33,14 @@ class Sizes(NamedTuple):
     C: int
     rows_of_logits: int
     V: int
+    V_long: int
     parameters: int
     B: int
     T: int
 
 
-FULL = Sizes(65536, 768, 16384, 50304, 124_475_904, 32, 1024)
-SMALL = Sizes(48, 64, 6, 264, 4096, 2, 16)
+FULL = Sizes(65536, 768, 16384, 50304, 131072, 124_475_904, 32, 1024)
+SMALL = Sizes(48, 64, 6, 264, 520, 4096, 2, 16)
 
 BFLOAT16_ERROR = 6e-3  # rounding alone is 1.7e-3
 FLOAT32_ERROR = 2e-6
@@ -282,59 +283,82 @@ def of_softmax(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
     yield case("softmax backward", size(dy, y, dx), partial(softmax.backward, ody, oy, odx), [dx], backward, dy, y)
 
 
+class Logits:
+    """Logits, their targets, and what ours and PyTorch's make of them."""
+
+    def __init__(self, torch: Any, rows: int, classes: int, place: str) -> None:
+        self.logits = random(torch, place, rows, classes)
+        self.targets = torch.randint(0, classes, (rows,), device=place)
+        self.loss, self.lse = (torch.empty(rows, device=place) for _ in range(2))
+        self.gradient = torch.empty_like(self.logits)
+        scale = torch.ones(1, device=place)
+        arrays = (self.logits, self.targets.to(torch.int32), self.loss, self.lse, self.gradient, scale)
+        self.ours = list(map(ours, arrays))
+        self.shape = f"{rows} x {classes}"
+        self.nbytes = size(self.logits, self.gradient)
+        self._torch = torch
+        self._compiled_loss = torch.compile(self._loss)
+
+    def _loss(self, logits: Any, targets: Any) -> Any:
+        return self._torch.nn.functional.cross_entropy(logits.float(), targets, reduction="sum")
+
+    def both(self, logits: Any, targets: Any) -> Any:
+        """Losses and gradient through autograd."""
+        logits = logits.detach().requires_grad_()
+        loss = self._torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+        return loss.detach(), *self._torch.autograd.grad(loss.sum(), logits)
+
+    def through_compiled_loss(self, logits: Any, targets: Any) -> Any:
+        logits = logits.detach().requires_grad_()
+        return self._torch.autograd.grad(self._compiled_loss(logits, targets), logits)
+
+    def formula(self, logits: Any, targets: Any) -> Any:
+        """Both without autograd."""
+        p = self._torch.softmax(logits.float(), -1)
+        hot = self._torch.arange(logits.shape[1], device=logits.device)[None] == targets[:, None]
+        return -self._torch.log(p.gather(1, targets[:, None])), (p - hot.float()).to(logits.dtype)
+
+    def case(self, name: str, run: Callable[[], Any], poisoned: Sequence[Any]) -> Case:
+        """Of loss and gradient at once."""
+        inputs = [self.logits, self.targets]
+        peers: list[PeerFunction] = [("eager", self.both, inputs)]
+        if self.logits.is_cuda:
+            peers.append(("compiled loss", self.through_compiled_loss, inputs))
+            peers.append(("compiled formula", self._torch.compile(self.formula, dynamic=False), inputs))
+        outputs, expected = [self.loss, self.gradient], partial(self.both, *inputs)
+        return Case(
+            name, self.shape, self.nbytes, run, outputs, expected, peers, poisoned=poisoned, compiles=False
+        )  # fmt: skip
+
+
 def of_cross_entropy(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
-    logits = random(torch, place, s.rows_of_logits, s.V)
-    targets = torch.randint(0, s.V, (s.rows_of_logits,), device=place)
-    loss, lse = (torch.empty(s.rows_of_logits, device=place) for _ in range(2))
-    gradient, scale = torch.empty_like(logits), torch.full((1,), 1.0, device=place)
-    ologits, otargets, oloss, olse, ogradient, oscale = map(
-        ours, (logits, targets.to(torch.int32), loss, lse, gradient, scale)
-    )
+    x = Logits(torch, s.rows_of_logits, s.V, place)
+    logits, targets, loss, lse, gradient, scale = x.ours
 
     def forward(logits: Any, targets: Any) -> Any:
         return torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
 
-    run = partial(cross_entropy.forward, ologits, otargets, oloss, olse)
-    yield case("cross-entropy", size(logits), run, [loss], forward, logits, targets, tolerance=FLOAT32_ERROR)
-
-    def both(logits: Any, targets: Any) -> Any:
-        logits = logits.detach().requires_grad_()
-        loss = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
-        return loss.detach(), *torch.autograd.grad(loss.sum(), logits)
-
-    compiled_loss = torch.compile(lambda a, b: torch.nn.functional.cross_entropy(a.float(), b, reduction="sum"))
-
-    def through_compiled_loss(logits: Any, targets: Any) -> Any:
-        logits = logits.detach().requires_grad_()
-        return torch.autograd.grad(compiled_loss(logits, targets), logits)
-
-    def formula(logits: Any, targets: Any) -> Any:
-        x = logits.float()
-        p = torch.softmax(x, -1)
-        hot = torch.arange(x.shape[1], device=x.device)[None] == targets[:, None]
-        return -torch.log(p.gather(1, targets[:, None])), (p - hot).to(logits.dtype)
-
-    peers: list[PeerFunction] = [("eager", both, [logits, targets])]
-    if place == "cuda":
-        peers = [("eager", both, [logits, targets]), ("compiled loss", through_compiled_loss, [logits, targets])]
-        peers += [("compiled formula", torch.compile(formula, dynamic=False), [logits, targets])]
-    run = partial(cross_entropy.forward_backward, ologits, otargets, oloss, ogradient, oscale)
-    shape, nbytes, expected = f"{s.rows_of_logits} x {s.V}", size(logits, gradient), partial(both, logits, targets)
-    outputs = [loss, gradient]
-    yield Case(
-        "cross-entropy and gradient", shape, nbytes, run, outputs, expected, peers, poisoned=outputs, compiles=False
-    )
-    cross_entropy.forward(ologits, otargets, oloss, olse)
-    run = partial(cross_entropy.backward, ologits, otargets, olse, ogradient, oscale)
+    run = partial(cross_entropy.forward, logits, targets, loss, lse)
+    options: dict[str, Any] = {"tolerance": FLOAT32_ERROR}
+    yield case("cross-entropy", size(x.logits), run, [x.loss], forward, x.logits, x.targets, **options)
+    run = partial(cross_entropy.forward_backward, logits, targets, loss, gradient, scale)
+    yield x.case("cross-entropy and gradient", run, [x.loss, x.gradient])
+    cross_entropy.forward(logits, targets, loss, lse)
+    run = partial(cross_entropy.backward, logits, targets, lse, gradient, scale)
 
     def backward(logits: Any, targets: Any, lse: Any) -> Any:
         hot = torch.arange(logits.shape[1], device=logits.device)[None] == targets[:, None]
         return (torch.exp(logits.float() - lse[:, None]) - hot.float()).to(logits.dtype)
 
-    yield case("cross-entropy backward", nbytes, run, [gradient], backward, logits, targets, lse)
-    gradient.copy_(logits)
-    run = partial(cross_entropy.forward_backward, ogradient, otargets, oloss, ogradient, oscale)
-    yield Case("cross-entropy and gradient in place", shape, nbytes, run, outputs, expected, peers, compiles=False)
+    yield case("cross-entropy backward", x.nbytes, run, [x.gradient], backward, x.logits, x.targets, x.lse)
+    x.gradient.copy_(x.logits)
+    run = partial(cross_entropy.forward_backward, gradient, targets, loss, gradient, scale)
+    yield x.case("cross-entropy and gradient in place", run, [])
+    del x, logits, gradient, run
+    x = Logits(torch, -(-s.rows_of_logits // 4), s.V_long, place)
+    logits, targets, loss, _, gradient, scale = x.ours
+    run = partial(cross_entropy.forward_backward, logits, targets, loss, gradient, scale)
+    yield x.case("cross-entropy and gradient", run, [x.loss, x.gradient])
 
 
 # --- parameters ------------------------------------------------------------------------------------------------------
