@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from numstack.device import current_device
 from numstack.errors import CheckpointError, ConfigError
 from numstack.train import checkpoint
-from numstack.train.options import FREE_TO_CHANGE, Options, add_arguments, flag
+from numstack.train.options import AUTO, FREE_TO_CHANGE, Options, add_arguments, flag
 
 CHECKPOINTS = "checkpoints"
 
@@ -68,7 +70,7 @@ def parse(description: str | None, *, rank: int = 0, arguments: list[str] | None
     resume: Path | None = given.pop("resume")
     if resume is not None:
         return _resumed(given, out, resume)
-    options = Options(**given)
+    options = for_device(Options(**given))
     if out is None:
         return Arguments(options, Path("runs") / time.strftime("gpt-%Y%m%d-%H%M%S"), None)
     found = checkpoint.latest(out / CHECKPOINTS)
@@ -89,7 +91,14 @@ def _resumed(given: dict[str, Any], out: Path | None, resume: Path) -> Arguments
                 f"leave {flag(name)} out to go on with it, or start anew"
             )
     home = path.parent.parent if path.parent.name == CHECKPOINTS else path.parent
-    return Arguments(Options(**(saved | given)), out or home, path)
+    return Arguments(for_device(Options(**(saved | given))), out or home, path)
+
+
+def for_device(options: Options) -> Options:
+    """The options with what is left to the device decided: those that a run records and computes with."""
+    if options.precision != AUTO:
+        return options
+    return dataclasses.replace(options, precision="bf16" if current_device().kind == "cuda" else "fp32")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -15,6 +15,7 @@ def _option(default: Any, group: str, text: str, *, choices: tuple[str, ...] = (
     return field(default=default, metadata={"group": group, "help": text, "choices": choices})
 
 
+AUTO = "auto"
 DATA = "data"
 MODEL = "model"
 TRAINING = "training"
@@ -44,7 +45,11 @@ class Options:
     dropout: float = _option(0.0, MODEL, "probability with which an activation is dropped in training")
 
     precision: str = _option(
-        "fp32", MODEL, "16 bits (bf16, fp16) take half the memory; weights are float32 in any case", choices=PRECISIONS
+        AUTO,
+        MODEL,
+        "16 bits take half the memory, and tensor cores want them; weights are float32 in any case. auto: bf16 on a "
+        "GPU, fp32 on a CPU",
+        choices=(AUTO, *PRECISIONS),
     )
 
     steps: int = _option(1000, TRAINING, "optimiser steps")

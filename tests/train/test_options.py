@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from numstack.device import current_device, offline
 from numstack.errors import ConfigError
+from numstack.train.arguments import for_device
 from numstack.train.options import FREE_TO_CHANGE, Options, add_arguments
 
 
@@ -55,6 +57,13 @@ def test_unknown_option_ends_with_code_2(capsys: pytest.CaptureFixture[str]) -> 
 def test_values_that_cannot_work(name: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Options(**{name: value})  # type: ignore[arg-type]
+
+
+def test_precision_is_bf16_on_a_gpu_unless_the_user_says_otherwise() -> None:
+    assert for_device(Options()).precision == ("bf16" if current_device().kind == "cuda" else "fp32")
+    with offline.device("sm_80"):
+        assert for_device(Options()).precision == "bf16"
+        assert for_device(Options(precision="fp16")).precision == "fp16"
 
 
 def test_names_that_may_change_exist() -> None:
