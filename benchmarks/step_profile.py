@@ -128,7 +128,7 @@ _GROUPS = {
 
 def _operation(work: Work) -> str:
     """The first part of its name, such as ``gemm``; which product it is, as far as the layout says."""
-    operation = work.name.partition(".")[0]
+    operation = work.name.partition(".")[0].removesuffix("_vectors")
     return f"{operation} TN" if operation == "gemm" and "TN" in work.name.split() else operation
 
 
