@@ -33,12 +33,13 @@ def main() -> None:
         out, dout = (
             a.transpose(0, 2, 1, 3) for a in (memory.empty((B, T, H, D), np.float32), memory.from_host(host_dout))
         )
-        lse, delta = (memory.empty((B, H, T), np.float32) for _ in range(2))
+        lse = memory.empty((B, H, T), np.float32)
+        workspace = memory.empty((attention.workspace_size(q),), np.float32)
         product = B * H * T * T * D
         what = f"B{B} H{H} T{T} D{D}"
         for variant in attention.FORWARD.runnable():
             forward = partial(attention.forward, q, k, v, out, lse, variant=variant)
-            backward = partial(attention.backward, q, k, v, out, dout, lse, dq, dk, dv, delta, variant=variant)
+            backward = partial(attention.backward, q, k, v, out, dout, lse, dq, dk, dv, workspace, variant=variant)
             rows.append([what, variant, gflop_per_s(forward, 2 * product), gflop_per_s(backward, 5 * product)])
         if torch is not None:
             rows.append([what, "torch", *torch_rates(torch, host_qkv, host_dout, product)])

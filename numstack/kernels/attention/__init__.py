@@ -27,13 +27,21 @@ algorithms 1 and 4; Dao 2023, "FlashAttention-2".
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from numstack.device import Array, Stream
 from numstack.errors import ShapeError
 from numstack.kernels.attention import online_tiles, three_pass
-from numstack.kernels.launch import check_contiguous, check_dtype, check_floats, check_ndim, check_shape
+from numstack.kernels.launch import (
+    check_contiguous,
+    check_dtype,
+    check_floats,
+    check_ndim,
+    check_shape,
+    check_workspace,
+)
 from numstack.kernels.variants import Variant, Variants
 
 MAX_WIDTH = 128
@@ -93,15 +101,46 @@ FORWARD = Variants(
     ],
 )
 
+
+def _with_delta(launch: Callable[..., None]) -> Callable[..., None]:
+    """A launch that takes delta_BHT beside the other arrays, out of the workspace."""
+
+    def launch_with_delta(
+        arrays: tuple[Array, ...],
+        workspace: Array,
+        scale: float,
+        causal: bool,
+        product_flops: int,
+        stream: Stream | None,
+    ) -> None:
+        lse_BHT = arrays[5]
+        delta_BHT = workspace[: lse_BHT.size].reshape(*lse_BHT.shape)
+        launch((*arrays, delta_BHT), scale, causal, product_flops, stream)
+
+    return launch_with_delta
+
+
 BACKWARD = Variants(
     "attention.backward",
     [
-        Variant("three_pass", three_pass.backward, note="A block a query for dq, then a block a key for dk and dv."),
         Variant(
-            "online_tiles", online_tiles.backward, note="32 rows share each tile of the other side in shared memory."
+            "three_pass",
+            _with_delta(three_pass.backward),
+            note="A block a query for dq, then a block a key for dk and dv.",
+        ),
+        Variant(
+            "online_tiles",
+            _with_delta(online_tiles.backward),
+            note="32 rows share each tile of the other side in shared memory.",
         ),
     ],
 )
+
+
+def workspace_size(q_BHTD: Array) -> int:
+    """Float32 elements of workspace that :func:`backward` needs for such queries on this device."""
+    B, H, T, _ = q_BHTD.shape
+    return int(B * H * T)
 
 
 def _flops_of_product(q: Array, k: Array, causal: bool) -> int:
@@ -180,7 +219,7 @@ def backward(
     dq_BHTD: Array,
     dk_BHTD: Array,
     dv_BHTD: Array,
-    delta_BHT: Array,
+    workspace: Array,
     *,
     causal: bool = True,
     scale: float | None = None,
@@ -195,8 +234,8 @@ def backward(
     k_BHTD, v_BHTD, dk_BHTD, dv_BHTD : array, shape (B, H, T', D), floating, any strides
     lse_BHT : array, shape (B, H, T), float32
         From :func:`forward`.
-    delta_BHT : array, shape (B, H, T), float32
-        Workspace; left with the row sums of dout * out.
+    workspace : array, one axis, float32
+        At least ``workspace_size(q_BHTD)`` elements.
     causal, scale
         As given to :func:`forward`.
     variant : str, optional
@@ -205,7 +244,7 @@ def backward(
     Raises
     ------
     ShapeError, DTypeError
-        If an array does not fit q or k.
+        If an array does not fit q or k, or the workspace is too small.
 
     Notes
     -----
@@ -216,9 +255,10 @@ def backward(
         k_BHTD,
         {"out_BHTD": out_BHTD, "dout_BHTD": dout_BHTD, "dq_BHTD": dq_BHTD},
         {"v_BHTD": v_BHTD, "dk_BHTD": dk_BHTD, "dv_BHTD": dv_BHTD},
-        {"lse_BHT": lse_BHT, "delta_BHT": delta_BHT},
+        {"lse_BHT": lse_BHT},
     )
+    check_workspace("attention", workspace, workspace_size(q_BHTD))
     scale = 1 / math.sqrt(q_BHTD.shape[3]) if scale is None else float(scale)
-    arrays = (q_BHTD, k_BHTD, v_BHTD, out_BHTD, dout_BHTD, lse_BHT, dq_BHTD, dk_BHTD, dv_BHTD, delta_BHT)
+    arrays = (q_BHTD, k_BHTD, v_BHTD, out_BHTD, dout_BHTD, lse_BHT, dq_BHTD, dk_BHTD, dv_BHTD)
     product = _flops_of_product(q_BHTD, k_BHTD, causal)
-    BACKWARD.pick(variant).launch(arrays, scale, causal, product, stream)
+    BACKWARD.pick(variant).launch(arrays, workspace, scale, causal, product, stream)
