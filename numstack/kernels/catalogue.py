@@ -126,15 +126,16 @@ def _attention(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
     for width in (D, 128):
         packed, dpacked = (array((B, T, 3, H, width), dtype).transpose(2, 0, 3, 1, 4) for _ in range(2))
         out, dout = (array((B, T, H, width), dtype).transpose(0, 2, 1, 3) for _ in range(2))
-        lse = array((B, H, T), np.float32)
+        lse, delta = array((B, H, T), np.float32), array((B, H, T), np.float32)
         q, k, v = (packed[i] for i in range(3))
-        workspace = array((attention.workspace_size(q),), np.float32)
         dq, dk, dv = (dpacked[i] for i in range(3))
         for causal in (True, False):
             forward = partial(attention.forward, q, k, v, out, lse, causal=causal)
-            backward = partial(attention.backward, q, k, v, out, dout, lse, dq, dk, dv, workspace, causal=causal)
-            yield from _each(f"attention.forward D={width}", attention.FORWARD, forward)
-            yield from _each(f"attention.backward D={width}", attention.BACKWARD, backward)
+            backward = partial(attention.backward, q, k, v, out, dout, lse, dq, dk, dv, delta, causal=causal)
+            for name, ladder, run in (("forward", attention.FORWARD, forward), ("backward", attention.BACKWARD, backward)):
+                for variant in ladder:
+                    if variant.runs_here() and (variant.made_for == "any" or dtype.itemsize == 2):
+                        yield Launch(f"attention.{name} D={width}", variant.name, partial(run, variant=variant.name))
 
 
 def _embedding(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:

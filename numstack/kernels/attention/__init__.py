@@ -33,7 +33,8 @@ import numpy as np
 
 from numstack.device import Array, Stream
 from numstack.errors import ShapeError
-from numstack.kernels.attention import online_tiles, three_pass
+from numstack.kernels.attention import online_tiles, three_pass, wgmma_forward
+from numstack.kernels.attention.hopper import Operands
 from numstack.kernels.launch import (
     check_contiguous,
     check_dtype,
@@ -97,6 +98,13 @@ FORWARD = Variants(
             "online_tiles",
             online_tiles.forward,
             note="32 queries share each tile of keys and values in shared memory, and pass over them once.",
+        ),
+        Variant(
+            "wgmma",
+            wgmma_forward.forward,
+            note="Hopper's tensor cores multiply tiles that the copy engine brings, while exponentials are computed.",
+            supports=wgmma_forward.supports,
+            made_for="sm_90a",
         ),
     ],
 )
@@ -206,7 +214,7 @@ def forward(
     scale = 1 / math.sqrt(q_BHTD.shape[3]) if scale is None else float(scale)
     arrays = (q_BHTD, k_BHTD, v_BHTD, out_BHTD, lse_BHT)
     product = _flops_of_product(q_BHTD, k_BHTD, causal)
-    FORWARD.pick(variant).launch(arrays, scale, causal, product, stream)
+    FORWARD.pick(variant, Operands(arrays[:4], scale)).launch(arrays, scale, causal, product, stream)
 
 
 def backward(
