@@ -56,10 +56,10 @@ def attention(qkv: Tensor, *, n_heads: int, causal: bool = True, scale: float | 
 
     def backward(node: Node) -> None:
         dqkv = memory.empty((n_batch, n_time, 3 * n_channels), out.dtype, scope="backward")
-        delta_BHT = memory.empty(lse_BHT.shape, np.float32, scope="workspace")
+        workspace = memory.empty((kernels.workspace_size(q),), np.float32, scope="workspace")
         dq, dk, dv = _heads(dqkv, 3, n_heads, head_width)
         (dout_BHTD,) = _heads(node.gradient, 1, n_heads, head_width)
-        kernels.backward(q, k, v, out_BHTD, dout_BHTD, lse_BHT, dq, dk, dv, delta_BHT, causal=causal, scale=scale)
+        kernels.backward(q, k, v, out_BHTD, dout_BHTD, lse_BHT, dq, dk, dv, workspace, causal=causal, scale=scale)
         node.give(0, dqkv)
 
     return record("attention", out, (qkv,), backward)

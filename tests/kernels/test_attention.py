@@ -60,9 +60,9 @@ def backward(q, k, v, dout, *, variant=None, **options) -> list[np.ndarray]:
     out, lse = attention.reference(q, k, v, **options)
     gradients = [Strided(np.full_like(a, np.nan)) for a in (q, k, v)]
     arrays = (Strided(a).view for a in (q, k, v, out.astype(q.dtype), dout))
-    delta = to_device(poisoned(lse.shape))
+    workspace = to_device(poisoned((attention.workspace_size(q),)))
     views = (gradient.view for gradient in gradients)
-    attention.backward(*arrays, to_device(lse.astype(np.float32)), *views, delta, variant=variant, **options)
+    attention.backward(*arrays, to_device(lse.astype(np.float32)), *views, workspace, variant=variant, **options)
     return [gradient.to_host(q.dtype) for gradient in gradients]
 
 
@@ -109,7 +109,7 @@ def test_parts_of_a_packed_projection():
     rng = np.random.default_rng(0)
     qkv, dout = rng.standard_normal((B, T, 3, H, D), np.float32), rng.standard_normal((B, T, H, D), np.float32)
     out, dqkv = to_device(poisoned((B, T, H, D))), to_device(poisoned((B, T, 3, H, D)))
-    lse, delta = (to_device(poisoned((B, H, T))) for _ in range(2))
+    lse = to_device(poisoned((B, H, T)))
 
     def parts(packed):
         return [packed[:, :, i].transpose(0, 2, 1, 3) for i in range(3)]
@@ -117,7 +117,8 @@ def test_parts_of_a_packed_projection():
     q, k, v = parts(to_device(qkv))
     out_view, dout_view = (a.transpose(0, 2, 1, 3) for a in (out, to_device(dout)))
     attention.forward(q, k, v, out_view, lse)
-    attention.backward(q, k, v, out_view, dout_view, lse, *parts(dqkv), delta)
+    workspace = to_device(poisoned((attention.workspace_size(q),)))
+    attention.backward(q, k, v, out_view, dout_view, lse, *parts(dqkv), workspace)
     assert_close(to_host(out).transpose(0, 2, 1, 3), attention.reference(*parts(qkv))[0], **TOLERANCE)
     gradients = attention.reference_backward(*parts(qkv), dout.transpose(0, 2, 1, 3))
     for name, a, b in zip("qkv", parts(to_host(dqkv)), gradients, strict=True):
