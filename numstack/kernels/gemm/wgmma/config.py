@@ -5,8 +5,7 @@ from typing import NamedTuple
 TILE_K = 64  # 128 bytes of 16-bit values: the longest swizzle
 CONSUMERS = 2
 THREADS = 128 * (1 + CONSUMERS)
-CHUNK_ROWS = 64
-CHUNK_BYTES = CHUNK_ROWS * 128  # a piece of c on its way out: 64 rows of 128 bytes
+CHUNK_ROWS = 64  # of a piece of c on its way out
 SUMS_BYTES = 1024  # of a chunk's columns, a warpgroup's four warps; there is room for two chunks
 BARRIER_BYTES = 512  # full and empty stages, pieces of c loaded, lag: 8 bytes each
 SHARED_MOST = 232_448
@@ -22,7 +21,7 @@ class Config(NamedTuple):
     stages : int
         Tiles of a and b, 64 deep, that are loaded ahead.
     buffers : int
-        Pieces of c (64 rows of 128 bytes) that a warpgroup has room for.
+        Pieces of c (64 rows of 128 bytes, or 64) that a warpgroup has room for.
     group : int
         Rows of tiles that are worked through together, column by column, so that what they share stays in the L2 cache.
     cluster : {1, 2}
@@ -46,16 +45,21 @@ class Config(NamedTuple):
     def a_bytes(self) -> int:
         return self.tile_m * TILE_K * 2
 
-    @property
-    def b_bytes(self) -> int:
-        return self.tile_n * TILE_K * 2
+    def b_bytes(self, b_is_NK: bool) -> int:
+        """Of a tile of b: rows of n as they are, or whole boxes of 64 n."""
+        return (self.tile_n if b_is_NK else -(-self.tile_n // 64) * 64) * TILE_K * 2
+
+    def row_bytes(self, itemsize: int) -> int:
+        """Of a piece of c: 128, or 64 where that does not divide the tile's rows."""
+        return 64 if self.tile_n * itemsize % 128 else 128
 
     def head_bytes(self, has_bias: bool, sums_columns: bool) -> int:
         """Shared memory before the tiles: barriers, and for each warpgroup a row of the bias or sums of columns."""
         row = CONSUMERS * self.tile_n * 4 if has_bias else 2 * CONSUMERS * SUMS_BYTES if sums_columns else 0
         return -(-(BARRIER_BYTES + row) // 1024) * 1024
 
-    def shared_bytes(self, has_bias: bool, sums_columns: bool) -> int:
+    def shared_bytes(self, b_is_NK: bool, itemsize: int, has_bias: bool, sums_columns: bool) -> int:
         """Dynamic shared memory. It starts at a multiple of 1024 if there is no other, as the swizzle needs."""
-        tiles = self.stages * (self.a_bytes + self.b_bytes)
-        return self.head_bytes(has_bias, sums_columns) + tiles + CONSUMERS * self.buffers * CHUNK_BYTES
+        tiles = self.stages * (self.a_bytes + self.b_bytes(b_is_NK))
+        pieces = CONSUMERS * self.buffers * CHUNK_ROWS * self.row_bytes(itemsize)
+        return self.head_bytes(has_bias, sums_columns) + tiles + pieces

@@ -12,7 +12,8 @@ from numba import cuda, float32, int32, uint32
 
 from numstack.device.ptx import mbarrier, nonfinite, packing, shared, sync, tma
 from numstack.kernels import gelu
-from numstack.kernels.gemm.wgmma.config import CHUNK_BYTES, CONSUMERS, SUMS_BYTES, Config
+from numstack.kernels.gemm.wgmma.boxes import make_boxes
+from numstack.kernels.gemm.wgmma.config import CHUNK_ROWS, CONSUMERS, SUMS_BYTES, Config
 
 
 class Outputs(NamedTuple):
@@ -28,6 +29,7 @@ class Outputs(NamedTuple):
     is_scaled: bool  # by alpha
     sums_columns: bool
     flags_nonfinite: bool
+    is_batch: bool
 
     @property
     def reads_extra(self) -> bool:
@@ -35,8 +37,12 @@ class Outputs(NamedTuple):
         return self.has_residual or self.has_gelu_backward
 
     @property
-    def chunk_columns(self) -> int:
-        return 128 // (4 if self.dtype == "f32" else 2)
+    def itemsize(self) -> int:
+        return 4 if self.dtype == "f32" else 2
+
+    def chunk_columns(self, config: Config) -> int:
+        """Columns of c that are stored together."""
+        return config.row_bytes(self.itemsize) // self.itemsize
 
 
 @cache
@@ -46,7 +52,7 @@ def make_store_rows(outputs: Outputs, config: Config, row_block: int) -> Any:
     ``x, y`` are column and row of the tile's part of c, ``staging`` and ``loaded`` the warpgroup's buffers and their
     barriers, ``parity`` the phase in which the residual of this tile is loaded first, ``bias`` the address of its row.
     """
-    chunks = config.tile_n // outputs.chunk_columns
+    chunks = config.tile_n // outputs.chunk_columns(config)
     store: Any = None
     for chunk in reversed(range(chunks)):
         store = _in_turn(_make_store_chunk(outputs, config, row_block, chunk), store)
@@ -61,9 +67,15 @@ def _in_turn(first: Any, second: Any) -> Any:
         return first
 
     @cuda.jit(device=True)
-    def both(acc, c, kept, extra, x, y, staging, loaded, parity, thread, consumer, bias, alpha, sums_at, sums, worst):
-        first(acc, c, kept, extra, x, y, staging, loaded, parity, thread, consumer, bias, alpha, sums_at, sums, worst)
-        second(acc, c, kept, extra, x, y, staging, loaded, parity, thread, consumer, bias, alpha, sums_at, sums, worst)
+    def both(
+        acc, c, kept, extra, x, y, z, staging, loaded, parity, thread, consumer, bias, alpha, sums_at, sums, worst
+    ):
+        first(
+            acc, c, kept, extra, x, y, z, staging, loaded, parity, thread, consumer, bias, alpha, sums_at, sums, worst
+        )
+        second(
+            acc, c, kept, extra, x, y, z, staging, loaded, parity, thread, consumer, bias, alpha, sums_at, sums, worst
+        )
 
     return both
 
@@ -76,7 +88,10 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
     keeps_preactivation, adds_to_c = outputs.keeps_preactivation, outputs.adds_to_c
     is_scaled, sums_columns, flags_nonfinite = outputs.is_scaled, outputs.sums_columns, outputs.flags_nonfinite
     is_wide = dtype == "f32"
-    columns = outputs.chunk_columns
+    row_bytes = config.row_bytes(outputs.itemsize)
+    chunk_bytes, parts, fragments = CHUNK_ROWS * row_bytes, row_bytes // 32, row_bytes // outputs.itemsize // 8
+    is_narrow = row_bytes == 64
+    columns = outputs.chunk_columns(config)
     chunks = config.tile_n // columns
     total = chunks * (config.tile_m // 128)
     number = row_block * chunks + chunk
@@ -88,6 +103,7 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
     turn = (number // buffers) & 1
     loads_next = reads_extra and number + buffers < total
     load_extra = make_load_extra(outputs, config)
+    _, _, store, add = make_boxes(outputs.is_batch)
     wait_all_read = tma.make_wait(0, reads_only=True)
     wait_one_read = tma.make_wait(buffers - 1, reads_only=True)
     meet_first, meet_second = sync.make_barrier(1, 128), sync.make_barrier(2, 128)
@@ -106,11 +122,11 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
     @cuda.jit(device=True)
     def store_part_float32(acc, part, at, kept_at, bias, thread, alpha, worst):
         values = cuda.local.array(4, float32)
-        first = (chunk * 4 + part) * 4
+        first = (chunk * fragments + part) * 4
         for i in range(4):
             values[i] = acc[first + i] * alpha if is_scaled else acc[first + i]
         if has_bias:
-            left, right = shared.load2(uint32(bias + uint32((chunk * 32 + part * 8 + (thread & 3) * 2) * 4)))
+            left, right = shared.load2(uint32(bias + uint32((chunk * columns + part * 8 + (thread & 3) * 2) * 4)))
             values[0] += left
             values[1] += right
             values[2] += left
@@ -145,11 +161,11 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
     def store_part_16(acc, part, at, kept_at, bias, thread, alpha, worst):
         values = cuda.local.array(8, float32)
         words = cuda.local.array(4, uint32)
-        first = (chunk * 8 + part * 2) * 4
+        first = (chunk * fragments + part * 2) * 4
         for i in range(8):
             values[i] = acc[first + i] * alpha if is_scaled else acc[first + i]
         if has_bias:
-            from_column = uint32(bias + uint32((chunk * 64 + part * 16 + (thread & 3) * 2) * 4))
+            from_column = uint32(bias + uint32((chunk * columns + part * 16 + (thread & 3) * 2) * 4))
             for half in range(2):
                 left, right = shared.load2(uint32(from_column + uint32(32 * half)))
                 values[4 * half] += left
@@ -217,17 +233,19 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
 
     @cuda.jit(device=True)
     def store_chunk(
-        acc, c, kept, extra, x, y, staging, loaded, parity, thread, consumer, bias, alpha, sums_at, sums, worst
+        acc, c, kept, extra, x, y, z, staging, loaded, parity, thread, consumer, bias, alpha, sums_at, sums, worst
     ):
         lane = thread & int32(31)
         warp = thread >> int32(5)
         if is_wide:
             g = lane >> 2
             place = uint32((warp * 16 + g) * 128 + ((((lane >> 1) & 1) ^ g) << 4) + ((lane & 1) << 3))
+        elif is_narrow:
+            place = uint32((warp * 16 + (lane & 15)) * 64 + (((lane >> 4) ^ ((lane >> 1) & 3)) << 4))
         else:
             place = uint32((warp * 16 + (lane & 15)) * 128 + (((lane >> 4) ^ (lane & 7)) << 4))
-        buffer = uint32(staging + uint32(slot * CHUNK_BYTES))
-        kept_buffer = uint32(buffer + uint32(CHUNK_BYTES))
+        buffer = uint32(staging + uint32(slot * chunk_bytes))
+        kept_buffer = uint32(buffer + uint32(chunk_bytes))
         if reads_extra:
             if needs_bias:
                 meet_group(consumer)
@@ -239,7 +257,7 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
                 if takes_used_buffer:
                     wait_one_read()
             meet_group(consumer)
-        for part in range(4):
+        for part in range(parts):
             flip = uint32(part << 5)
             store_part(
                 acc, part, uint32(buffer + (place ^ flip)), uint32(kept_buffer + (place ^ flip)), bias, thread, alpha,
@@ -254,15 +272,15 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
         if thread == 0:
             column = int32(x + chunk * columns)
             if adds_to_c:
-                tma.add_2d(c, buffer, column, y)
+                add(c, buffer, column, y, z)
             else:
-                tma.store_2d(c, buffer, column, y)
+                store(c, buffer, column, y, z)
             if keeps_preactivation:
-                tma.store_2d(kept, kept_buffer, column, y)
+                store(kept, kept_buffer, column, y, z)
             tma.commit()
             if loads_next:
                 wait_all_read()
-                load_extra(extra, x, int32(y - 64 * row_block), staging, loaded, number + buffers)
+                load_extra(extra, x, int32(y - 64 * row_block), z, staging, loaded, number + buffers)
 
     return store_chunk
 
@@ -270,17 +288,19 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
 @cache
 def make_load_extra(outputs: Outputs, config: Config) -> Any:
     """A device function by which one thread loads a chunk of the extra matrix into its buffer, which must be free."""
-    columns = outputs.chunk_columns
+    columns = outputs.chunk_columns(config)
     chunks = config.tile_n // columns
     buffers = config.buffers
+    chunk_bytes = CHUNK_ROWS * config.row_bytes(outputs.itemsize)
+    load = make_boxes(outputs.is_batch).load
 
     @cuda.jit(device=True)
-    def load_extra(extra, x, y, staging, loaded, number):
+    def load_extra(extra, x, y, z, staging, loaded, number):
         slot = uint32(number % buffers)
         barrier = uint32(loaded + uint32(8) * slot)
-        mbarrier.arrive_and_expect(barrier, uint32(CHUNK_BYTES))
+        mbarrier.arrive_and_expect(barrier, uint32(chunk_bytes))
         column = int32(x + (number % chunks) * columns)
         row = int32(y + (number // chunks) * 64)
-        tma.load_2d(extra, uint32(staging + uint32(CHUNK_BYTES) * slot), barrier, column, row)
+        load(extra, uint32(staging + uint32(chunk_bytes) * slot), barrier, column, row, z)
 
     return load_extra

@@ -3,11 +3,12 @@
 from functools import cache
 from typing import NamedTuple
 
-from numba import cuda, float32, int32, uint8, uint16, uint32, uint64
+from numba import cuda, float32, int32, uint8, uint32, uint64
 
 from numstack.device import Kernel, kernel, widen
 from numstack.device.ptx import cluster, integers, mbarrier, nonfinite, shared, sync, tma, vectors, wgmma
-from numstack.kernels.gemm.wgmma.config import BARRIER_BYTES, CHUNK_BYTES, CONSUMERS, SUMS_BYTES, TILE_K, Config
+from numstack.kernels.gemm.wgmma.boxes import make_boxes
+from numstack.kernels.gemm.wgmma.config import BARRIER_BYTES, CHUNK_ROWS, CONSUMERS, SUMS_BYTES, TILE_K, Config
 from numstack.kernels.gemm.wgmma.epilogue import Outputs, make_load_extra, make_store_rows
 from numstack.kernels.gemm.wgmma.schedule import make_tile_position, share_begin
 
@@ -37,16 +38,13 @@ def make_kernel(form: Form, config: Config) -> Kernel:
         config.cluster,
     )
     spread, lag = config.spread, config.lag
-    a_bytes, b_bytes, head_bytes = (
-        config.a_bytes,
-        config.b_bytes,
-        config.head_bytes(outputs.has_bias, outputs.sums_columns),
-    )
+    a_bytes, b_bytes = config.a_bytes, config.b_bytes(b_is_NK)
+    head_bytes = config.head_bytes(outputs.has_bias, outputs.sums_columns)
     rows = tile_m // CONSUMERS  # of a consumer: one or two accumulators of 64
-    is_tall = rows == 128
+    is_tall, row_blocks = rows == 128, rows // 64
     n_registers = tile_n // 2
     n_registers_below = n_registers if is_tall else 4
-    staging_bytes = buffers * CHUNK_BYTES
+    staging_bytes = buffers * CHUNK_ROWS * config.row_bytes(outputs.itemsize)
     a_part = rows * 128  # from one consumer's rows of a's tile to the other's, either way it lies
     a_descriptor = wgmma.make_mn_major(TILE_K) if a_is_KM else wgmma.k_major
     b_descriptor = wgmma.k_major if b_is_NK else wgmma.make_mn_major(TILE_K)
@@ -59,49 +57,52 @@ def make_kernel(form: Form, config: Config) -> Kernel:
     give_registers = sync.make_set_registers("dec", PRODUCER_REGISTERS)
     take_registers = sync.make_set_registers("inc", CONSUMER_REGISTERS)
     wait_all_read = tma.make_wait(0, reads_only=True)
-    tile_position = make_tile_position(config.group)
+    tile_position = make_tile_position(config.group, outputs.is_batch)
+    load, load_for_pair, _, _ = make_boxes(outputs.is_batch)
     has_bias, reads_extra = outputs.has_bias, outputs.reads_extra
     flags_nonfinite = outputs.flags_nonfinite
     is_nonfinite = {
         "bf16": nonfinite.is_nonfinite_bf16, "f16": nonfinite.is_nonfinite_f16, "f32": nonfinite.is_nonfinite_f32
     }[outputs.dtype]  # fmt: skip
-    chunks = tile_n // outputs.chunk_columns * (2 if is_tall else 1)
+    chunks = tile_n // outputs.chunk_columns(config) * (2 if is_tall else 1)
     loads_a_tile = chunks // buffers  # of each buffer
     first_loads = min(chunks, buffers)
     load_extra = make_load_extra(outputs, config)
     store_rows, store_rows_below = make_store_rows(outputs, config, 0), make_store_rows(outputs, config, 1)
-    n_boxes_a, n_boxes_b = tile_m // 64, tile_n // 64
+    n_boxes_a, n_boxes_b = tile_m // 64, -(-tile_n // 64)
     shared_half = tile_n // 2 * 128 if b_is_NK else 32 * 128  # of b's tile, loaded by each block of a pair
 
     @cuda.jit(device=True)
-    def load_a(a, target, barrier, row, depth):
+    def load_a(a, target, barrier, row, depth, matrix):
         if a_is_KM:
             for box in range(n_boxes_a):
-                tma.load_2d(a, uint32(target + uint32(box * 8192)), barrier, int32(row + box * 64), depth)
+                load(a, uint32(target + uint32(box * 8192)), barrier, int32(row + box * 64), depth, matrix)
         else:
-            tma.load_2d(a, target, barrier, depth, row)
+            load(a, target, barrier, depth, row, matrix)
 
     @cuda.jit(device=True)
-    def load_b(b, target, barrier, column, depth, block):
+    def load_b(b, target, barrier, column, depth, matrix, block):
         if blocks == 1:
             if b_is_NK:
-                tma.load_2d(b, target, barrier, depth, column)
+                load(b, target, barrier, depth, column, matrix)
             else:
                 for box in range(n_boxes_b):
-                    tma.load_2d(b, uint32(target + uint32(box * 8192)), barrier, int32(column + box * 64), depth)
+                    load(b, uint32(target + uint32(box * 8192)), barrier, int32(column + box * 64), depth, matrix)
         else:
             mine = uint32(target + uint32(block) * uint32(shared_half))
             if b_is_NK:
-                first = int32(column + block * (tile_n // 2))
-                cluster.load_2d(b, mine, barrier, uint16(3), depth, first)
+                load_for_pair(b, mine, barrier, depth, int32(column + block * (tile_n // 2)), matrix)
             else:
                 first = int32(depth + block * 32)
                 for box in range(n_boxes_b):
                     at = uint32(mine + uint32(box * 8192))
-                    cluster.load_2d(b, at, barrier, uint16(3), int32(column + box * 64), first)
+                    load_for_pair(b, at, barrier, int32(column + box * 64), first, matrix)
 
     @kernel(name=form.name, cluster=blocks)
-    def product(a, b, c, kept, extra, bias_N, partials, sums, flag, tiles_m, tiles_n, tiles, whole, k_steps, alpha):
+    def product(
+        a, b, c, kept, extra, bias_N, partials, sums, flag,
+        tiles_m, tiles_n, whole, k_steps, rest, heads, head, tails, slots, alpha,
+    ):  # fmt: skip
         head = integers.shared_address(cuda.shared.array(0, uint8))
         tiles_of_a = uint32(head + uint32(head_bytes))
         tiles_of_b = uint32(tiles_of_a + uint32(stages * a_bytes))
@@ -134,31 +135,58 @@ def make_kernel(form: Form, config: Config) -> Kernel:
         else:
             cluster.barrier()
 
-        # A worker takes whole tiles, every so many, then its share of the steps of the tiles that are left.
+        # A worker takes whole tiles, every so many, then a part of a tile (its own), then a share of tails: see Plan.
         tile = worker
+        own = int32(0)
+        own_tile = int32(0)
+        own_begin = int32(0)
+        own_end = int32(0)
         unit = int32(0)
         unit_end = int32(0)
-        if spread:
-            units = integers.multiply(integers.subtract(tiles, whole), k_steps)
-            unit = share_begin(worker, workers, units)
-            unit_end = share_begin(integers.add(worker, int32(1)), workers, units)
+        tail = int32(1)
+        place = worker  # of its parts in the workspace
+        if spread and rest > 0:
+            own = int32(1)
+            n_heads = integers.multiply(heads, rest)
+            if worker < n_heads:
+                part = integers.divide(worker, rest)
+                own_tile = integers.subtract(worker, integers.multiply(part, rest))
+                own_begin = integers.multiply(part, head)
+                own_end = integers.add(own_begin, head)
+                if tails == 0 and part == heads - 1:
+                    own_end = k_steps
+            else:
+                own_tile = integers.subtract(worker, n_heads)
+                own_begin = integers.multiply(heads, head)
+                own_end = k_steps
+                tail = integers.subtract(k_steps, own_begin)
+                units = integers.multiply(integers.subtract(rest, tails), tail)
+                unit = share_begin(own_tile, tails, units)
+                unit_end = share_begin(integers.add(own_tile, int32(1)), tails, units)
+                place = integers.add(n_heads, integers.multiply(own_tile, slots))
         stage = uint32(0)
         phase = uint32(0)
         if group == 0:
             give_registers()
             if uniform_warp == uint32(0) and sync.elect():
-                while tile < whole or unit < unit_end:
+                while tile < whole or own > 0 or unit < unit_end:
                     number = tile
                     k_begin = int32(0)
                     k_end = k_steps
-                    if spread and tile >= whole:
-                        of_rest = integers.divide(unit, k_steps)
-                        number = integers.add(whole, of_rest)
-                        k_begin = integers.subtract(unit, integers.multiply(of_rest, k_steps))
-                        k_end = int32(min(k_steps, integers.subtract(integers.add(k_begin, unit_end), unit)))
+                    if not spread or tile < whole:
+                        tile = integers.add(tile, workers)
+                    elif own > 0:
+                        own = int32(0)
+                        number = integers.add(whole, own_tile)
+                        k_begin = own_begin
+                        k_end = own_end
+                    else:
+                        of_tails = integers.divide(unit, tail)
+                        number = integers.add(integers.add(whole, tails), of_tails)
+                        k_begin = integers.add(own_begin, integers.subtract(unit, integers.multiply(of_tails, tail)))
+                        k_end = int32(min(k_steps, integers.add(k_begin, integers.subtract(unit_end, unit))))
                         unit = integers.add(unit, integers.subtract(k_end, k_begin))
-                    tile = integers.add(tile, workers) if tile < whole else tile
-                    row_of_tiles, column_of_tiles = tile_position(number, tiles_m, tiles_n)
+                    row_of_tiles, column_of_tiles, matrix = tile_position(number, tiles_m, tiles_n)
                     row = int32((row_of_tiles * blocks + block) * tile_m)
                     column = int32(column_of_tiles * tile_n)
                     for k in range(k_begin, k_end):
@@ -166,8 +194,8 @@ def make_kernel(form: Form, config: Config) -> Kernel:
                         mbarrier.wait(empty + uint32(8) * stage, phase ^ uint32(1))
                         mbarrier.arrive_and_expect(barrier, uint32(a_bytes + b_bytes))
                         depth = int32(k * TILE_K)
-                        load_a(a, uint32(tiles_of_a + stage * uint32(a_bytes)), barrier, row, depth)
-                        load_b(b, uint32(tiles_of_b + stage * uint32(b_bytes)), barrier, column, depth, block)
+                        load_a(a, uint32(tiles_of_a + stage * uint32(a_bytes)), barrier, row, depth, matrix)
+                        load_b(b, uint32(tiles_of_b + stage * uint32(b_bytes)), barrier, column, depth, matrix, block)
                         stage = uint32(stage + uint32(1))
                         if stage == uint32(stages):
                             stage = uint32(0)
@@ -193,27 +221,32 @@ def make_kernel(form: Form, config: Config) -> Kernel:
             bias_left = float32(0)
             bias_right = float32(0)
             done = int32(0)
-            which = int32(0)
             if lag > 0 and consumer == 1:
                 mbarrier.wait(lagged, uint32(0))
-            while tile < whole or unit < unit_end:
+            while tile < whole or own > 0 or unit < unit_end:
                 number = tile
                 k_begin = int32(0)
                 k_end = k_steps
-                if spread and tile >= whole:
-                    of_rest = integers.divide(unit, k_steps)
-                    number = integers.add(whole, of_rest)
-                    k_begin = integers.subtract(unit, integers.multiply(of_rest, k_steps))
-                    k_end = int32(min(k_steps, integers.subtract(integers.add(k_begin, unit_end), unit)))
+                if not spread or tile < whole:
+                    tile = integers.add(tile, workers)
+                elif own > 0:
+                    own = int32(0)
+                    number = integers.add(whole, own_tile)
+                    k_begin = own_begin
+                    k_end = own_end
+                else:
+                    of_tails = integers.divide(unit, tail)
+                    number = integers.add(integers.add(whole, tails), of_tails)
+                    k_begin = integers.add(own_begin, integers.subtract(unit, integers.multiply(of_tails, tail)))
+                    k_end = int32(min(k_steps, integers.add(k_begin, integers.subtract(unit_end, unit))))
                     unit = integers.add(unit, integers.subtract(k_end, k_begin))
-                tile = integers.add(tile, workers) if tile < whole else tile
-                row_of_tiles, column_of_tiles = tile_position(number, tiles_m, tiles_n)
+                row_of_tiles, column_of_tiles, matrix = tile_position(number, tiles_m, tiles_n)
                 row = int32((row_of_tiles * blocks + block) * tile_m + consumer * rows)
                 column = int32(column_of_tiles * tile_n)
                 if reads_extra and mine == 0:
                     wait_all_read()
                     for first in range(first_loads):
-                        load_extra(extra, column, row, my_staging, my_loaded, first)
+                        load_extra(extra, column, row, matrix, my_staging, my_loaded, first)
                 if has_bias:
                     at = int32(column + 2 * mine)
                     bias_left = widen(bias_N[at]) if at < bias_N.shape[0] else float32(0)
@@ -258,21 +291,25 @@ def make_kernel(form: Form, config: Config) -> Kernel:
                         cluster.arrive(empty + uint32(8) * previous, uint32(mine))
                 if has_bias and 2 * mine < tile_n:
                     shared.store2(uint32(my_bias + uint32(8 * mine)), bias_left, bias_right)
-                if spread and integers.subtract(k_end, k_begin) != k_steps:
-                    place = integers.add(integers.multiply(worker, int32(blocks)), block)
-                    place = integers.add(integers.multiply(place, int32(2)), which)
-                    place = integers.add(integers.multiply(place, int32(CONSUMERS)), consumer)
+                if spread and number >= whole:
+                    at = integers.add(integers.multiply(place, int32(blocks)), block)
+                    at = integers.add(integers.multiply(at, int32(CONSUMERS)), consumer)
+                    at = integers.multiply(at, int32(row_blocks))
                     for i in range(n_registers // 4):
-                        vectors.store4(partials, ((place * (n_registers // 4) + i) * 128 + mine) * 4, acc, 4 * i)
-                    which = int32(1)
+                        vectors.store4(partials, ((at * (n_registers // 4) + i) * 128 + mine) * 4, acc, 4 * i)
+                    if is_tall:
+                        at = integers.add(at, int32(1))
+                        for i in range(n_registers // 4):
+                            vectors.store4(partials, ((at * (n_registers // 4) + i) * 128 + mine) * 4, below, 4 * i)
+                    place = integers.add(place, int32(1))
                 else:
                     store_rows(
-                        acc, c, kept, extra, column, row, my_staging, my_loaded, parity, mine, consumer, my_bias, alpha,
-                        my_sums, sums, worst,
+                        acc, c, kept, extra, column, row, matrix, my_staging, my_loaded, parity, mine, consumer,
+                        my_bias, alpha, my_sums, sums, worst,
                     )  # fmt: skip
                     if is_tall:
                         store_rows_below(
-                            below, c, kept, extra, column, int32(row + 64), my_staging, my_loaded, parity, mine,
+                            below, c, kept, extra, column, int32(row + 64), matrix, my_staging, my_loaded, parity, mine,
                             consumer, my_bias, alpha, my_sums, sums, worst,
                         )  # fmt: skip
                     parity = uint32(parity ^ uint32(loads_a_tile & 1))
