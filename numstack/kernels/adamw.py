@@ -22,7 +22,6 @@ asks for four elements of each at once, 64 bytes a thread before it waits, and d
 counts. Source: Loshchilov, Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2.
 """
 
-import functools
 import math
 from typing import Any
 
@@ -30,7 +29,7 @@ import numpy as np
 from numba import cuda, float32
 
 from numstack.device import Array, Kernel, Stream, kernel, narrow, widen
-from numstack.device.ptx import load4_once, store4_once
+from numstack.device.ptx import load4, store4
 from numstack.errors import ConfigError
 from numstack.kernels.launch import (
     are_aligned,
@@ -46,8 +45,7 @@ from numstack.kernels.variants import Variant, Variants
 SEGMENT = 256
 """Elements that share one weight decay, and threads of a block of ``thread_per_element``."""
 BLOCK = 256  # threads of a block of ``vectors``
-VECTOR = 4  # elements that a thread loads side by side
-PER_THREAD = 1  # vectors of each array that a thread has under way
+VECTOR = 4  # elements of a thread: 16 bytes of each array
 
 
 def reference(
@@ -161,65 +159,56 @@ def _step_master(
         v_N[i] = v
 
 
-def _make_step_vectors(block: int, per_thread: int, *, has_master: bool) -> Kernel:
+def _make_step_vectors(*, has_master: bool) -> Kernel:
     """The kernel of the variant ``vectors``; without a master param_N is its own, given as both."""
-    n_values, stride, span = VECTOR * per_thread, VECTOR * block, VECTOR * block * per_thread
 
     @kernel(name="adamw.step_master vectors" if has_master else "adamw.step vectors")
     def step_vectors(
         param_N, master_N, grad_N, m_N, v_N, decay_S, grad_scale_1, steps_1, counted, lr_1, scheduled,
         lr, rate1, rate2, eps, bias1, bias2
     ):  # fmt: skip
-        value = cuda.local.array(n_values, float32)
-        grad = cuda.local.array(n_values, float32)
-        m = cuda.local.array(n_values, float32)
-        v = cuda.local.array(n_values, float32)
-        decay = cuda.local.array(per_thread, float32)
+        value = cuda.local.array(VECTOR, float32)
+        grad = cuda.local.array(VECTOR, float32)
+        m = cuda.local.array(VECTOR, float32)
+        v = cuda.local.array(VECTOR, float32)
         n = param_N.size
-        start = cuda.blockIdx.x * span + cuda.threadIdx.x * VECTOR
-        for k in range(per_thread):
-            i = start + k * stride
-            if i + VECTOR <= n:
-                load4_once(master_N, i, value, k * VECTOR)
-                load4_once(grad_N, i, grad, k * VECTOR)
-                load4_once(m_N, i, m, k * VECTOR)
-                load4_once(v_N, i, v, k * VECTOR)
-                decay[k] = decay_S[i // SEGMENT]
+        start = cuda.grid(1) * VECTOR
+        if start + VECTOR <= n:
+            load4(master_N, start, value, 0)
+            load4(grad_N, start, grad, 0)
+            load4(m_N, start, m, 0)
+            load4(v_N, start, v, 0)
         scale = grad_scale_1[0]
+        if start >= n or not math.isfinite(scale):
+            return
+        decay = decay_S[start // SEGMENT]
         rate = _learning_rate(lr, lr_1, scheduled)
         correct1 = _correction(bias1, steps_1, counted)
         correct2 = _correction(bias2, steps_1, counted)
-        if not math.isfinite(scale):
-            return
-        for k in range(per_thread):
-            i = start + k * stride
-            if i + VECTOR <= n:
-                for e in range(k * VECTOR, (k + 1) * VECTOR):
-                    value[e], m[e], v[e] = _updated(
-                        value[e], m[e], v[e], grad[e] * scale, decay[k], rate, rate1, rate2, eps, correct1, correct2
-                    )
-                store4_once(master_N, i, value, k * VECTOR)
-                store4_once(m_N, i, m, k * VECTOR)
-                store4_once(v_N, i, v, k * VECTOR)
+        if start + VECTOR <= n:
+            for e in range(VECTOR):
+                value[e], m[e], v[e] = _updated(
+                    value[e], m[e], v[e], grad[e] * scale, decay, rate, rate1, rate2, eps, correct1, correct2
+                )
+            store4(master_N, start, value, 0)
+            store4(m_N, start, m, 0)
+            store4(v_N, start, v, 0)
+            if has_master:
+                store4(param_N, start, value, 0)
+        else:
+            for i in range(start, n):
+                new, m_N[i], v_N[i] = _updated(
+                    widen(master_N[i]), m_N[i], v_N[i], widen(grad_N[i]) * scale, decay, rate, rate1, rate2, eps,
+                    correct1, correct2,
+                )  # fmt: skip
+                master_N[i] = narrow(new, master_N.dtype)
                 if has_master:
-                    store4_once(param_N, i, value, k * VECTOR)
-            else:
-                for j in range(i, n):
-                    one, m_N[j], v_N[j] = _updated(
-                        widen(master_N[j]), m_N[j], v_N[j], widen(grad_N[j]) * scale, decay_S[j // SEGMENT],
-                        rate, rate1, rate2, eps, correct1, correct2,
-                    )  # fmt: skip
-                    master_N[j] = narrow(one, master_N.dtype)
-                    if has_master:
-                        param_N[j] = narrow(one, param_N.dtype)
+                    param_N[i] = narrow(new, param_N.dtype)
 
     return step_vectors
 
 
-@functools.cache
-def vector_kernel(*, has_master: bool, block: int = BLOCK, per_thread: int = PER_THREAD) -> Kernel:
-    """The kernel of the variant ``vectors``, for blocks and threads of this size."""
-    return _make_step_vectors(block, per_thread, has_master=has_master)
+_STEP_VECTORS = {has_master: _make_step_vectors(has_master=has_master) for has_master in (False, True)}
 
 
 def _launch_elements(param: Array, master: Array | None, rest: tuple[Any, ...], stream: Stream | None) -> None:
@@ -231,8 +220,8 @@ def _launch_elements(param: Array, master: Array | None, rest: tuple[Any, ...], 
 
 
 def _launch_vectors(param: Array, master: Array | None, rest: tuple[Any, ...], stream: Stream | None) -> None:
-    step_vectors = vector_kernel(has_master=master is not None)
-    grid = ceil_div(param.size, BLOCK * VECTOR * PER_THREAD)
+    step_vectors = _STEP_VECTORS[master is not None]
+    grid = ceil_div(param.size, BLOCK * VECTOR)
     step_vectors[grid, BLOCK, stream](param, param if master is None else master, *rest, flops=14 * param.size)
 
 
