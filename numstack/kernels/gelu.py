@@ -48,6 +48,8 @@ from numstack.kernels.variants import Variant, Variants
 BLOCK = 256
 VECTOR = 8  # elements of a vector
 VECTORS = 2  # vectors of each array that a thread has on their way at once
+VECTOR_BLOCK = 128  # threads of a block that moves vectors
+TILE = VECTOR * VECTORS * VECTOR_BLOCK  # elements of such a block
 
 SQRT_2_OVER_PI = float32(math.sqrt(2 / math.pi))
 CUBIC = float32(0.044715)
@@ -218,21 +220,20 @@ def _make_kernels(
 
 @functools.cache
 def _vector_kernels(
-    form: str, gates: Callable[..., Any], gate_slope: Callable[..., Any], vectors: int = VECTORS, block: int = BLOCK
+    form: str, gates: Callable[..., Any], gate_slope: Callable[..., Any]
 ) -> tuple[Kernel, Kernel, Kernel]:
     """The three kernels of one form, a block a tile: whole tiles by vectors, the rest of the last by elements."""
-    elements = VECTOR * vectors
-    tile = elements * block
+    elements = VECTOR * VECTORS
 
     @cuda.jit(device=True)
     def load(x_N, start, x):
-        for v in range(vectors):
-            ptx.load8(x_N, start + v * VECTOR * block, x, VECTOR * v)
+        for v in range(VECTORS):
+            ptx.load8(x_N, start + v * VECTOR * VECTOR_BLOCK, x, VECTOR * v)
 
     @cuda.jit(device=True)
     def store(y_N, start, y):
-        for v in range(vectors):
-            ptx.store8(y_N, start + v * VECTOR * block, y, VECTOR * v)
+        for v in range(VECTORS):
+            ptx.store8(y_N, start + v * VECTOR * VECTOR_BLOCK, y, VECTOR * v)
 
     @cuda.jit(device=True)
     def slope(x):
@@ -242,8 +243,8 @@ def _vector_kernels(
     @kernel(name=f"gelu.forward {form} vectors")
     def forward(x_N, y_N):
         x = cuda.local.array(elements, float32)
-        first = cuda.blockIdx.x * tile
-        if first + tile <= x_N.size:
+        first = cuda.blockIdx.x * TILE
+        if first + TILE <= x_N.size:
             start = first + VECTOR * cuda.threadIdx.x
             load(x_N, start, x)
             for k in range(elements):
@@ -251,7 +252,7 @@ def _vector_kernels(
                 x[k] *= gate
             store(y_N, start, x)
         else:
-            for i in range(first + cuda.threadIdx.x, x_N.size, block):
+            for i in range(first + cuda.threadIdx.x, x_N.size, VECTOR_BLOCK):
                 gate, _ = gates(widen(x_N[i]))
                 y_N[i] = narrow(widen(x_N[i]) * gate, y_N.dtype)
 
@@ -259,8 +260,8 @@ def _vector_kernels(
     def backward(dy_N, x_N, dx_N):
         x = cuda.local.array(elements, float32)
         dy = cuda.local.array(elements, float32)
-        first = cuda.blockIdx.x * tile
-        if first + tile <= x_N.size:
+        first = cuda.blockIdx.x * TILE
+        if first + TILE <= x_N.size:
             start = first + VECTOR * cuda.threadIdx.x
             load(x_N, start, x)
             load(dy_N, start, dy)
@@ -268,15 +269,15 @@ def _vector_kernels(
                 dy[k] *= slope(x[k])
             store(dx_N, start, dy)
         else:
-            for i in range(first + cuda.threadIdx.x, x_N.size, block):
+            for i in range(first + cuda.threadIdx.x, x_N.size, VECTOR_BLOCK):
                 dx_N[i] = narrow(widen(dy_N[i]) * slope(widen(x_N[i])), dx_N.dtype)
 
     @kernel(name=f"gelu.forward_backward {form} vectors")
     def forward_backward(x_N, dy_N, y_N, dx_N):
         x = cuda.local.array(elements, float32)
         dy = cuda.local.array(elements, float32)
-        first = cuda.blockIdx.x * tile
-        if first + tile <= x_N.size:
+        first = cuda.blockIdx.x * TILE
+        if first + TILE <= x_N.size:
             start = first + VECTOR * cuda.threadIdx.x
             load(x_N, start, x)
             load(dy_N, start, dy)
@@ -287,7 +288,7 @@ def _vector_kernels(
             store(y_N, start, x)
             store(dx_N, start, dy)
         else:
-            for i in range(first + cuda.threadIdx.x, x_N.size, block):
+            for i in range(first + cuda.threadIdx.x, x_N.size, VECTOR_BLOCK):
                 xi = widen(x_N[i])
                 dyi = widen(dy_N[i])
                 gate, complement = gates(xi)
@@ -326,8 +327,8 @@ def _launch_vectors(which: int, form: str, arrays: list[Array], stream: Stream |
     gates, gate_slope = _PARTS[form]
     if form == "tanh_exp" and all(array.itemsize == 2 for array in arrays):
         gates = _gates_tanh_approximate
-    grid = ceil_div(arrays[0].size, VECTOR * VECTORS * BLOCK)
-    _vector_kernels(form, gates, gate_slope)[which][grid, BLOCK, stream](*arrays)
+    grid = ceil_div(arrays[0].size, TILE)
+    _vector_kernels(form, gates, gate_slope)[which][grid, VECTOR_BLOCK, stream](*arrays)
 
 
 VARIANTS = Variants(

@@ -20,7 +20,7 @@ TILE = BLOCK * VECTOR * VECTORS
 BLOCKS = 528  # four a multiprocessor on an H200
 
 WARPS = 8  # sum_rows: warps of a block, each with rows of its own
-ROWS = 4  # of a warp on their way at once
+ROWS = 8  # of a warp on their way at once
 ROW_ELEMENTS = ROWS * VECTOR
 COLUMNS = WARP * VECTOR  # of a block
 REDUCERS = 32  # warps that share the partial sums of 32 columns

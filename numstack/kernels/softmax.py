@@ -32,7 +32,7 @@ from numstack.kernels.warp import LOWEST, WARP, online_sum, warp_max, warp_sum
 BLOCK = 128  # threads of the one-dimensional blocks
 ROWS = 4  # rows of a block where a warp takes a row
 MINUS_INFINITY = float32(-math.inf)
-VECTORS = 8  # vectors of a row that a thread keeps, at most
+VECTORS = 4  # vectors of a row that a thread keeps, at most
 
 
 def reference(x_RC: np.ndarray) -> np.ndarray:
@@ -234,7 +234,7 @@ def _forward_by_registers(x: Array, y: Array, stream: Stream | None) -> None:
 
 
 def _backward_by_registers(dy: Array, y: Array, dx: Array, stream: Stream | None) -> None:
-    chosen = layout(y.shape[1], VECTORS // 2)
+    chosen = layout(y.shape[1], VECTORS)
     _backward_in_registers(chosen)[ceil_div(y.shape[0], chosen.rows), chosen.block, stream](dy, y, dx, flops=4 * y.size)
 
 
@@ -265,7 +265,7 @@ BACKWARD = Variants(
             "row_in_registers",
             _backward_by_registers,
             note="One read of each row, 16 bytes a lane and all on their way at once.",
-            supports=lambda row: fits(row, VECTORS // 2),
+            supports=lambda row: fits(row, VECTORS),
             made_for="gpu",
         ),
     ],

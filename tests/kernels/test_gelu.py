@@ -9,8 +9,7 @@ from tests.golden import OnnxCase, onnx_cases
 from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
 
 FORMS = [form for form in gelu.FORMS if form != "tanh"]  # tanh is one of the others
-TILE = gelu.VECTOR * gelu.VECTORS * gelu.BLOCK
-SHAPES = [(1,), (gelu.BLOCK + 1,), (3, 5, 7), (12, 512), (TILE,), (2 * TILE + 9,), (0,), (4, 0)]
+SHAPES = [(1,), (gelu.BLOCK + 1,), (3, 5, 7), (12, 512), (gelu.TILE,), (2 * gelu.TILE + 9,), (0,), (4, 0)]
 
 
 def forward(x: np.ndarray, form: str, variant: str | None = None) -> np.ndarray:
@@ -39,7 +38,7 @@ def test_forward_and_backward_at_every_shape(form, variant):
 @pytest.mark.parametrize("variant", gelu.VARIANTS.names())
 @pytest.mark.parametrize("form", FORMS)
 def test_one_pass_equals_two(form, variant):
-    x, dy = np.random.default_rng(1).normal(scale=2, size=(2, TILE + 77)).astype(np.float32)
+    x, dy = np.random.default_rng(1).normal(scale=2, size=(2, gelu.TILE + 77)).astype(np.float32)
     y, dx = to_device(poisoned(x.shape)), to_device(poisoned(x.shape))
     gelu.forward_backward(to_device(x), to_device(dy), y, dx, form=form, variant=variant)
     assert_close(to_host(y), forward(x, form, variant), rtol=1e-6, atol=1e-7)
@@ -93,7 +92,7 @@ def test_in_place():
 @pytest.mark.parametrize("variant", gelu.VARIANTS.names())
 @pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16)], ids=str)
 def test_sixteen_bits(dtype, variant):
-    x, dy = np.random.default_rng(3).normal(scale=2, size=(2, TILE + 300)).astype(dtype)
+    x, dy = np.random.default_rng(3).normal(scale=2, size=(2, gelu.TILE + 300)).astype(dtype)
     y, dx = to_device(poisoned(x.shape, dtype)), to_device(poisoned(x.shape, dtype))
     gelu.forward_backward(to_device(x), to_device(dy), y, dx, variant=variant)
     expected, slope = gelu.reference(x)
@@ -119,7 +118,7 @@ def test_arrays_that_vectors_cannot_reach_take_another_variant():
 
 
 def test_vectors_stay_in_bounds(under_checks):
-    x = np.linspace(-3, 3, TILE + 3, dtype=np.float32)
+    x = np.linspace(-3, 3, gelu.TILE + 3, dtype=np.float32)
     y, slope = gelu.reference(x)
     assert_close(forward(x, "tanh", "vectors_in_registers"), y)
     assert_close(backward(np.ones_like(x), x, "tanh", "vectors_in_registers"), slope)
