@@ -14,6 +14,7 @@ from numstack.errors import KernelError
 from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
 
 PITCH = 24  # elements from a row of a block to the next: not a power of two, and a multiple of 16 bytes
+BLOCKS_PADDED = 32 * PITCH  # numba.cuda takes no expression for the size of an array
 LOADS = {
     "x1": (mma.ldmatrix_x1, 1, False),
     "x2": (mma.ldmatrix_x2, 2, False),
@@ -58,7 +59,7 @@ def loading(what: str) -> Kernel:
 
     @kernel(name=f"ldmatrix {what}")
     def load_blocks(x_RC, order_R, registers_TN):
-        rows = cuda.shared.array(32 * PITCH, uint16)
+        rows = cuda.shared.array(BLOCKS_PADDED, uint16)
         registers = cuda.local.array(size, uint32)
         t = cuda.threadIdx.x
         for c in range(8):
@@ -95,7 +96,7 @@ def storing(what: str) -> Kernel:
 
     @kernel(name=f"stmatrix {what}")
     def store_blocks(registers_TN, order_R, x_RC):
-        rows = cuda.shared.array(32 * PITCH, uint16)
+        rows = cuda.shared.array(BLOCKS_PADDED, uint16)
         registers = cuda.local.array(size, uint32)
         t = cuda.threadIdx.x
         for c in range(8):
