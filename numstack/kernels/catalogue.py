@@ -114,9 +114,12 @@ def _losses(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
     logits, targets = array((R, V), dtype), array((R,), np.int32)
     loss, lse, scale = array((R,), np.float32), array((R,), np.float32), array((1,), np.float32)
     forward = partial(cross_entropy.forward, logits, targets, loss, lse)
-    both = partial(cross_entropy.forward_backward, logits, targets, loss, logits, scale)
     yield from _each("cross_entropy.forward", cross_entropy.FORWARD, forward)
-    yield from _each("cross_entropy.forward_backward", cross_entropy.FORWARD_BACKWARD, both)
+    for variant in cross_entropy.FORWARD_BACKWARD.runnable():
+        # Of the longest rows two do not fit in shared memory.
+        x = array((R, 16384), dtype) if variant == "rows_in_turn" else logits
+        both = partial(cross_entropy.forward_backward, x, targets, loss, x, scale, variant=variant)
+        yield Launch("cross_entropy.forward_backward", variant, both)
     backward = partial(cross_entropy.backward, logits, targets, lse, logits, scale)
     yield from _each("cross_entropy.backward", cross_entropy.BACKWARD, backward)
 

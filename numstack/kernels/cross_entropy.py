@@ -38,6 +38,7 @@ from numstack.kernels.launch import (
     check_floats,
     check_ndim,
     check_shape,
+    flat,
 )
 from numstack.kernels.rows import VECTOR, Row, row_of
 from numstack.kernels.variants import Variant, Variants
@@ -277,8 +278,13 @@ def _backward_by_blocks(
     )
 
 
-def _takes_vectors(row: Row) -> bool:
+def _takes_vectors(row: Row, itemsize: int) -> bool:
     return row.is_aligned and row.columns % VECTOR == 0 and row.columns >= LEAST_ROW_OF_VECTORS
+
+
+def _takes_two_rows(row: Row, itemsize: int) -> bool:
+    most = current_device().properties.shared_bytes_per_block - SHARED_BESIDES
+    return _takes_vectors(row, itemsize) and 2 * row.columns * itemsize <= most
 
 
 def _vector_threads(V: int) -> int:
@@ -331,6 +337,30 @@ def _forward_backward_in_shared(
     )
 
 
+def _forward_backward_in_turn(
+    logits: Array,
+    targets: Array,
+    loss: Array,
+    dlogits: Array,
+    scale: Array,
+    classes: int,
+    ignore_index: int,
+    stream: Stream | None,
+) -> None:
+    R, V = logits.shape
+    threads, per_thread = _threads_in_turn(V)
+    rows_in_turn = by_vectors.forward_backward_in_turn(from_dtype(logits.dtype), threads, per_thread)
+    grid = min(R, current_device().properties.multiprocessors)
+    rows_in_turn[grid, threads, stream, 2 * V * logits.itemsize](
+        flat(logits), targets, loss, flat(dlogits), scale, V, classes, ignore_index, flops=7 * logits.size
+    )
+
+
+def _threads_in_turn(V: int) -> tuple[int, int]:
+    """Threads of a block, and vectors of a thread."""
+    return (1024, 1) if V >= VERY_LONG_ROW else (by_vectors.SHORT_BLOCK, 1)
+
+
 def _kept_elements(V: int, itemsize: int, span: int) -> int:
     """How much of a row stays in shared memory: all, or else as many spans as let two blocks share a processor."""
     # What two blocks share is a little more than the most that one may have; each has some of its own as well.
@@ -362,6 +392,13 @@ FORWARD_BACKWARD = Variants(
         Variant("block_per_row", _forward_backward_by_blocks, note="Coalesced; one pass for the sum, one in cache."),
         Variant(
             "row_in_shared", _forward_backward_in_shared, "One read and one write of memory.", _takes_vectors, "gpu"
+        ),
+        Variant(
+            "rows_in_turn",
+            _forward_backward_in_turn,
+            "The next row comes while this one is computed.",
+            _takes_two_rows,
+            "gpu",
         ),
     ],
 )
@@ -427,7 +464,7 @@ def forward(
     Workspace: none. Deterministic: yes.
     """
     classes = _check(logits_RV, targets_R, None, {}, {"loss_R": loss_R, "lse_R": lse_R}, n_classes)
-    FORWARD.pick(variant, row_of(logits_RV.shape[1], logits_RV)).launch(
+    FORWARD.pick(variant, row_of(logits_RV.shape[1], logits_RV), logits_RV.itemsize).launch(
         logits_RV, targets_R, loss_R, lse_R, classes, ignore_index, stream
     )
 
@@ -470,7 +507,7 @@ def backward(
     Workspace: none. Deterministic: yes.
     """
     classes = _check(logits_RV, targets_R, scale_1, {"dlogits_RV": dlogits_RV}, {"lse_R": lse_R}, n_classes)
-    launch = BACKWARD.pick(variant, row_of(logits_RV.shape[1], logits_RV, dlogits_RV)).launch
+    launch = BACKWARD.pick(variant, row_of(logits_RV.shape[1], logits_RV, dlogits_RV), logits_RV.itemsize).launch
     launch(logits_RV, targets_R, lse_R, dlogits_RV, scale_1, classes, ignore_index, stream)
 
 
@@ -510,5 +547,7 @@ def forward_backward(
     Workspace: none. Deterministic: yes.
     """
     classes = _check(logits_RV, targets_R, scale_1, {"dlogits_RV": dlogits_RV}, {"loss_R": loss_R}, n_classes)
-    launch = FORWARD_BACKWARD.pick(variant, row_of(logits_RV.shape[1], logits_RV, dlogits_RV)).launch
+    launch = FORWARD_BACKWARD.pick(
+        variant, row_of(logits_RV.shape[1], logits_RV, dlogits_RV), logits_RV.itemsize
+    ).launch
     launch(logits_RV, targets_R, loss_R, dlogits_RV, scale_1, classes, ignore_index, stream)

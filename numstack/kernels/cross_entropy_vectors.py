@@ -11,6 +11,9 @@ behind the other's loads. The gradient is made of what shared memory holds: each
 gradient written once, the least there can be. Of a longer row the rest is read a second time, from the cache that it
 has just come through.
 
+``rows_in_turn`` has one block for a multiprocessor, which takes row after row. While it computes one, the next is on
+its way to a second buffer in shared memory (``cp.async``), so that memory never waits for barriers or exponentials.
+
 Nothing is tested element by element: the target's gradient is written over by the thread that wrote there first, and
 only the last vectors of a row, which may be padding, go another way. Exponentials are powers of 2 (``ptx.exp2``).
 """
@@ -22,6 +25,7 @@ from typing import Any
 from numba import cuda, float32
 
 from numstack.device import Kernel, kernel, narrow, ptx, widen
+from numstack.device.ptx.mma import cp_async_16, cp_async_commit_group, cp_async_wait_group
 from numstack.kernels.warp import LOWEST, WARP, block_max, block_sum
 
 VECTOR = 8
@@ -161,7 +165,8 @@ def backward(block: int, per_thread: int = PER_THREAD) -> Kernel:
         V = logits_RV.shape[1]
         start = row * V
         target = targets_R[row]
-        if target == ignore_index:
+        ignored = target == ignore_index
+        if ignored:
             zero_row(dlogits_RV, start, x)
             return
         lse = lse_R[row]
@@ -202,7 +207,8 @@ def forward_backward(dtype: Any, block: int, per_thread: int = PER_THREAD) -> Ke
         V = logits_RV.shape[1]
         start = row * V
         target = targets_R[row]
-        if target == ignore_index:
+        ignored = target == ignore_index
+        if ignored:
             zero_row(dlogits_RV, start, x)
             if cuda.threadIdx.x == 0:
                 loss_R[row] = float32(0)
@@ -259,3 +265,86 @@ def forward_backward(dtype: Any, block: int, per_thread: int = PER_THREAD) -> Ke
         of_target(dlogits_RV, row, target, classes, target_logit, largest, inverse, scale)
 
     return row_in_shared
+
+
+@functools.cache
+def forward_backward_in_turn(dtype: Any, block: int, per_thread: int) -> Kernel:
+    """Loss and gradient of rows of V logits of a numba ``dtype``, two of which fit in shared memory."""
+    n_values, stride, span = VECTOR * per_thread, VECTOR * block, VECTOR * block * per_thread
+    n_copies, copied = VECTOR * dtype.bitwidth // 128, 128 // dtype.bitwidth  # of a vector; elements of one
+    of_values, store_vector, _, _ = _gradient(block, per_thread)
+    wait_for_all_but_one = cp_async_wait_group(1)
+
+    @cuda.jit(device=True)
+    def start_copy(rows, at, logits_N, start, V):
+        """Start copying the thread's vectors of a row to element ``at`` of shared memory."""
+        for v in range(cuda.threadIdx.x * VECTOR, V, stride):
+            for i in range(n_copies):
+                cp_async_16(rows, at + v + i * copied, logits_N, start + v + i * copied, 16)
+
+    @kernel(name="cross_entropy.forward_backward rows_in_turn")
+    def rows_in_turn(logits_N, targets_R, loss_R, dlogits_N, scale_1, V, classes, ignore_index):
+        warps = cuda.shared.array(WARP, float32)
+        rows = cuda.shared.array(0, dtype)
+        x = cuda.local.array(n_values, float32)
+        R = targets_R.size
+        row = cuda.blockIdx.x
+        at = 0
+        start_copy(rows, at, logits_N, row * V, V)
+        cp_async_commit_group()
+        while row < R:
+            # A thread waits for, reads and overwrites its own vectors only, so that no barrier stands between rows.
+            following = row + cuda.gridDim.x
+            if following < R:
+                start_copy(rows, V - at, logits_N, following * V, V)
+            cp_async_commit_group()
+            wait_for_all_but_one()
+            start = row * V
+            target = targets_R[row]
+            ignored = target == ignore_index
+            counted = 0 if ignored else classes
+            is_class = target >= 0 and target < counted
+            scale = scale_1[0] if is_class else float32(math.nan)
+            largest = LOWEST
+            total = float32(0)
+            n_whole = counted // span * span
+            for v0 in range(0, n_whole, span):
+                v = at + v0 + cuda.threadIdx.x * VECTOR
+                for k in range(per_thread):
+                    ptx.load8(rows, v + k * stride, x, k * VECTOR)
+                largest, total = _with_more(x, n_values, largest, total)
+            for v0 in range(n_whole, counted, stride):
+                v = v0 + cuda.threadIdx.x * VECTOR
+                if v < counted:
+                    ptx.load8(rows, at + v, x, 0)
+                    for e in range(VECTOR):
+                        if v + e >= counted:
+                            x[e] = float32(-math.inf)
+                    largest, total = _with_more(x, VECTOR, largest, total)
+            largest, total = _over_block(largest, total, warps)
+            inverse = float32(1) / total
+            factor = inverse * scale
+            for v0 in range(0, n_whole, span):
+                v = v0 + cuda.threadIdx.x * VECTOR
+                for k in range(per_thread):
+                    ptx.load8(rows, at + v + k * stride, x, k * VECTOR)
+                of_values(x, n_values, largest, factor)
+                for k in range(per_thread):
+                    ptx.store8(dlogits_N, start + v + k * stride, x, k * VECTOR)
+            for v0 in range(n_whole, V, stride):
+                v = v0 + cuda.threadIdx.x * VECTOR
+                if v < V:
+                    ptx.load8(rows, at + v, x, 0)
+                    of_values(x, VECTOR, largest, factor)
+                    store_vector(dlogits_N, start, row, v, counted, x)
+            if is_class and cuda.threadIdx.x == target // VECTOR % block:
+                logit = widen(rows[at + target])
+                loss_R[row] = largest + math.log(total) - logit
+                gradient = (_exp(logit - largest) * inverse - float32(1)) * scale
+                dlogits_N[start + target] = narrow(gradient, dlogits_N.dtype)
+            elif not is_class and cuda.threadIdx.x == 0:
+                loss_R[row] = float32(0) if ignored else float32(math.nan)
+            row = following
+            at = V - at
+
+    return rows_in_turn

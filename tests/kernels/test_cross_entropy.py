@@ -27,13 +27,18 @@ VECTOR_SHAPES = {
 LONG_BLOCK_SHAPES = {"a span of a long block, and vectors of its first threads": (3, LONG_SPAN + 80)}
 IGNORE = -100
 # forward and forward_backward in the variants of one idea
-PAIRS = list(zip(cross_entropy.FORWARD.runnable(), cross_entropy.FORWARD_BACKWARD.runnable(), strict=True))
+PAIRS = [
+    ("thread_per_row", "thread_per_row"),
+    ("block_per_row", "block_per_row"),
+    ("vectors", "row_in_shared"),
+    ("vectors", "rows_in_turn"),
+]
 BACKWARD = cross_entropy.BACKWARD.runnable()
 
 
 def shapes(variant: str) -> dict[str, tuple[int, int]]:
     """Those that mean something to the variant."""
-    return VECTOR_SHAPES if variant in ("vectors", "row_in_shared") else SHAPES
+    return VECTOR_SHAPES if variant in ("vectors", "row_in_shared", "rows_in_turn") else SHAPES
 
 
 def inputs(R: int, V: int) -> tuple[np.ndarray, np.ndarray]:
@@ -76,7 +81,7 @@ def test_forward_at_every_shape(variant):
 
 @pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.runnable())
 def test_forward_backward_at_every_shape(variant):
-    more = LONG_BLOCK_SHAPES if variant == "row_in_shared" else {}
+    more = LONG_BLOCK_SHAPES if variant in ("row_in_shared", "rows_in_turn") else {}
     for what, shape in (shapes(variant) | more).items():
         logits, targets = inputs(*shape)
         loss, dlogits = forward_backward(logits, targets, 0.25, variant=variant)
