@@ -62,6 +62,8 @@ class Tiles(NamedTuple):
 
 
 TILES = Tiles(128, 128, 32, 64, 64, 4)
+# On a CPU the kernel shows that it is right, not that it is fast: small parts compile in less time.
+TILES_ON_CPU = Tiles(32, 32, 32, 16, 16, 3)
 
 
 class Form(NamedTuple):
@@ -397,18 +399,19 @@ def make_kernel(form: Form) -> Kernel:
         wait_for_all()
         cuda.syncthreads()
         staged = cuda.shared.array(0, float32)
-        i0 += warp_i
-        j0 += warp_j
-        store(total, staged, warp, lane, alpha, i0, j0, m, n, c, bias, residual, preactivation)
+        i_warp = i0 + warp_i
+        j_warp = j0 + warp_j
+        store(total, staged, warp, lane, alpha, i_warp, j_warp, m, n, c, bias, residual, preactivation)
 
     return mma_sync
 
 
-def launch(problem: Problem, stream: Stream | None, tiles: Tiles = TILES) -> None:
-    """Run the product; blocks go down ``_GROUP`` rows of tiles, then to the next column, then to the next group."""
+def launch(problem: Problem, stream: Stream | None, tiles: Tiles | None = None) -> None:
+    """Run the product, cut into ``tiles``: blocks go down ``_GROUP`` rows of them, then to the next column."""
     m, n, k, a, b, c = problem.m, problem.n, problem.k, problem.a, problem.b, problem.c
     extras = (problem.bias, problem.residual, problem.preactivation)
     given = [x for x in extras if x is not None]
+    tiles = tiles or (TILES if current_device().kind == "cuda" else TILES_ON_CPU)
     form = Form(
         spec=problem.spec,
         is_float16=a.dtype == np.float16,
