@@ -78,7 +78,8 @@ class GpuClock:
             run()
             end.record()
         cuda.synchronize()
-        return 1e-3 * statistics.median(start.elapsed_time(end) for start, end in pairs)
+        times = [float(start.elapsed_time(end)) for start, end in pairs]
+        return 1e-3 * statistics.median(times)
 
 
 class HostClock:

@@ -202,10 +202,42 @@ def of_layernorm(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
     def backward(dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
         return torch.ops.aten.native_layer_norm_backward(dy, x, [s.C], mean, rstd, weight, bias, [True, True, True])
 
-    gradients = [odx, ours(dweight), ours(dbias)]
-    run = partial(layernorm.backward, ody, ox, oweight, *statistics, *gradients, ours(workspace))
+    arrays = (ody, ox, oweight, *statistics, odx, ours(dweight), ours(dbias), ours(workspace))
+    run = partial(layernorm.backward, *arrays)
     inputs = (dy, x, tmean, trstd, weight, bias)
     yield case("layernorm backward", size(dy, x, dx), run, [dx, dweight, dbias], backward, *inputs, tolerance=1e-2)
+    run = partial(layernorm_residual.forward, ox, ody, oweight, obias, odx, oy, *statistics, eps=1e-5)
+
+    def of_sum(x: Any, residual: Any, weight: Any, bias: Any) -> Any:
+        whole = x + residual
+        return whole, torch.nn.functional.layer_norm(whole, (s.C,), weight, bias)
+
+    yield case("residual and layernorm", size(x, dy, dx, y), run, [dx, y], of_sum, x, dy, weight, bias)
+
+
+def of_rmsnorm(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
+    x, dy = (random(torch, place, s.R, s.C) for _ in range(2))
+    y, dx = torch.empty_like(x), torch.empty_like(x)
+    weight = random(torch, place, s.C)
+    rstd, dweight = torch.empty(s.R, device=place), torch.empty(s.C, device=place)
+    workspace = torch.empty(rmsnorm.workspace_size(s.R, s.C), device=place)
+    ox, oy, ody, odx, orstd, oweight = map(ours, (x, y, dy, dx, rstd, weight.float()))
+    run = partial(rmsnorm.forward, ox, oweight, oy, orstd, eps=1e-5)
+
+    def forward(x: Any, weight: Any) -> Any:
+        return torch.nn.functional.rms_norm(x, (s.C,), weight, 1e-5)
+
+    yield case("rmsnorm forward", size(x, y), run, [y], forward, x, weight)
+    run()
+
+    def backward(dy: Any, x: Any, rstd: Any, weight: Any) -> Any:
+        normal = x.float() * rstd[:, None]
+        g = dy.float() * weight
+        dx = rstd[:, None] * (g - normal * (g * normal).mean(1, keepdim=True))
+        return dx.to(x.dtype), (dy.float() * normal).sum(0)
+
+    run = partial(rmsnorm.backward, ody, ox, oweight, orstd, odx, ours(dweight), ours(workspace))
+    yield case("rmsnorm backward", size(dy, x, dx), run, [dx, dweight], backward, dy, x, rstd, weight)
 
     stream = random(torch, place, s.R, s.C)
 
@@ -370,7 +402,7 @@ def of_adamw(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
     v = torch.rand(n, device=place)
     decay, scale = torch.full((-(-n // adamw.SEGMENT),), 0.1, device=place), torch.ones(1, device=place)
     lr, beta1, beta2, eps, step = 1e-4, 0.9, 0.95, 1e-8, 10
-    options = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "step": step}
+    options: dict[str, Any] = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "step": step}
 
     def formula(param: Any, grad: Any, m: Any, v: Any) -> Any:
         m.lerp_(grad, 1 - beta1)
@@ -379,11 +411,11 @@ def of_adamw(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
         param.mul_(1 - lr * 0.1).addcdiv_(m, denominator, value=-lr / (1 - beta1**step))
         return param, m, v
 
-    steps = torch.full((), float(step - 1), device=place)
+    steps = torch.full((), float(step), device=place)
 
     def fused(param: Any, grad: Any, m: Any, v: Any) -> Any:
         torch._fused_adamw_(
-            [param], [grad], [m], [v], [], [steps.clone()], lr=lr, beta1=beta1, beta2=beta2, weight_decay=0.1, eps=eps,
+            [param], [grad], [m], [v], [], [steps], lr=lr, beta1=beta1, beta2=beta2, weight_decay=0.1, eps=eps,
             amsgrad=False, maximize=False,
         )  # fmt: skip
 
@@ -464,8 +496,8 @@ def of_embedding(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
         dtable, dpositions = (torch.zeros(n, s.C, device=place) for n in (s.V, s.T))
         workspace = torch.empty(embedding.workspace_size(s.B, s.T, s.V), dtype=torch.int32, device=place)
         with_positions = which != "tokens"
-        gradients = [ours(dtable), ours(dpositions) if with_positions else None]
-        run = partial(embedding.backward, otokens, ours(dout), *gradients, ours(workspace))
+        odpositions = ours(dpositions) if with_positions else None
+        run = partial(embedding.backward, otokens, ours(dout), ours(dtable), odpositions, ours(workspace))
 
         def exact(tokens: Any, dout: Any, with_positions: bool) -> Any:
             gradient = torch.zeros(s.V, s.C, device=place).index_add_(0, tokens.flatten(), dout.flatten(0, 1).float())
@@ -481,7 +513,7 @@ def of_embedding(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
             if with_positions:
                 dpositions += dout.float().sum(0)
 
-        peers = [
+        peers: list[PeerFunction] = [
             ("dense", dense, [tokens, dout, with_positions]),
             ("atomic", adding, [tokens, dout, dtable.clone(), dpositions.clone(), with_positions]),
         ]
@@ -497,6 +529,7 @@ FAMILIES: dict[str, Callable[[Any, Sizes, str], Iterator[Case]]] = {
     "elementwise": of_elementwise,
     "dropout": of_dropout,
     "layernorm": of_layernorm,
+    "rmsnorm": of_rmsnorm,
     "residual": of_residual,
     "rmsnorm": of_rmsnorm,
     "softmax": of_softmax,
