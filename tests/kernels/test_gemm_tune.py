@@ -72,8 +72,11 @@ def test_each_product_has_its_own() -> None:
     tuned(problem())
     tuned(problem(k=64), {FAST: 3e-3, SLOW: 2e-3})
     assert (tune.find(problem()), tune.find(problem(k=64))) == (FAST, SLOW)
-    for other in (problem(m=65), problem(dtype=np.float16), problem()._replace(spec=SPEC._replace(has_bias=True))):
-        assert tune.find(other) is None
+    others = [problem(m=65), problem(dtype=np.float16), problem()._replace(spec=SPEC._replace(has_bias=True))]
+    others += [problem()._replace(nonfinite=np.zeros(1)), problem()._replace(column_sums=np.zeros(128))]
+    same = problem()
+    others.append(same._replace(residual=same.c))
+    assert [tune.find(other) for other in others] == [None] * len(others)
     assert len(Table(current_device()).configs) == 2
 
 
@@ -101,7 +104,7 @@ def test_the_source_is_that_of_kernel_and_instructions(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"spec": {}}', '{"spec": 1, "dtypes": [], "shape": [], "config": {}}']
+    "text", ["", "{", "[]", '{"spec": {}}', '{"spec": 1, "dtypes": [], "flags": [], "shape": [], "k": 1, "config": {}}']
 )
 def test_a_damaged_file_is_as_if_it_were_not_there(cache: Path, text: str) -> None:
     tuned(problem())

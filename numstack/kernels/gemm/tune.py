@@ -1,6 +1,6 @@
 """Which Config of the Hopper kernel is fastest for a product: measured once (``numstack tune``), kept on disk, found.
 
-A product is a Spec (layout and epilogue), the dtypes of a, b and c, and M, N, K. What was found lies in
+A product is a Spec (layout and epilogue), what else is asked of the epilogue, dtypes and sizes. What was found lies in
 ``$NUMSTACK_CACHE/tuned/gemm``, in a folder for each card and source of the kernel, one small file a product, written
 beside its place and renamed: ranks that tune at the same time leave whole files, and a kernel that changed starts anew.
 The launcher asks :func:`find` and has a table of its own for what was never tuned.
@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -24,8 +24,9 @@ from numstack.errors import KernelError
 from numstack.kernels.gemm.problem import Problem, Spec
 from numstack.kernels.gemm.wgmma.config import Config
 
-# A product as dictionaries know it; a plain tuple, since the launcher makes one at every call.
-Key = tuple[Spec, np.dtype, np.dtype, np.dtype, int, int, int]
+# A product as dictionaries know it, a plain tuple, since the launcher makes one at every call: Spec, dtypes of a and c,
+# shape of c, K, and whether c is added to, its columns are summed, what is not finite is flagged.
+Key = tuple[Spec, np.dtype, np.dtype, tuple[int, ...], int, bool, bool, bool]
 
 HERE = Path(__file__).resolve().parent
 PTX = HERE.parents[1] / "device" / "ptx"
@@ -46,7 +47,16 @@ def find(problem: Problem) -> Config | None:
 
 def key_of(problem: Problem) -> Key:
     """What of a problem its best Config depends on."""
-    return problem.spec, problem.a.dtype, problem.b.dtype, problem.c.dtype, problem.m, problem.n, problem.k
+    return (
+        problem.spec,
+        problem.a.dtype,
+        problem.c.dtype,
+        problem.c.shape,
+        problem.k,
+        problem.residual is problem.c,
+        problem.column_sums is not None,
+        problem.nonfinite is not None,
+    )
 
 
 class Tuned:
@@ -68,22 +78,25 @@ class Tuned:
         for path in sorted((self._card / source_hash()).glob("*.json")):
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # damaged: as if never tuned
                 kept = json.loads(path.read_text())
-                a, b, c = map(np.dtype, kept["dtypes"])
-                yield (Spec(**kept["spec"]), a, b, c, *kept["shape"]), Config(**kept["config"])  # type: ignore[misc]
+                dtypes, flags = map(np.dtype, kept["dtypes"]), map(bool, kept["flags"])
+                key = (Spec(**kept["spec"]), *dtypes, tuple(kept["shape"]), int(kept["k"]), *flags)
+                yield cast(Key, key), Config(**kept["config"])
 
     def keep(self, key: Key, best: Timing) -> None:
         """Remember a Config here and on disk; a cache that cannot be written is no error."""
-        spec, a, b, c, m, n, k = key
+        spec, dtype, out_dtype, shape, k, *flags = key
         self.configs[key] = best.config
         kept = {
             "spec": spec._asdict(),
-            "dtypes": [x.name for x in (a, b, c)],
-            "shape": [m, n, k],
+            "dtypes": [dtype.name, out_dtype.name],
+            "shape": list(shape),
+            "k": k,
+            "flags": flags,
             "config": best.config._asdict(),
             "microseconds": round(best.seconds * 1e6, 2),
         }
-        options = "".join(str(int(flag)) for flag in spec)
-        name = f"{m}x{n}x{k}-{options}-{a.name}-{b.name}-{c.name}.json"
+        options = "".join(str(int(flag)) for flag in (*spec, *flags))
+        name = f"{'x'.join(map(str, shape))}x{k}-{options}-{dtype.name}-{out_dtype.name}.json"
         simt.write_atomically(self._card / source_hash() / name, (json.dumps(kept, indent=1) + "\n").encode())
 
 
