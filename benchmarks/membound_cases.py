@@ -206,38 +206,6 @@ def of_layernorm(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
     run = partial(layernorm.backward, *arrays)
     inputs = (dy, x, tmean, trstd, weight, bias)
     yield case("layernorm backward", size(dy, x, dx), run, [dx, dweight, dbias], backward, *inputs, tolerance=1e-2)
-    run = partial(layernorm_residual.forward, ox, ody, oweight, obias, odx, oy, *statistics, eps=1e-5)
-
-    def of_sum(x: Any, residual: Any, weight: Any, bias: Any) -> Any:
-        whole = x + residual
-        return whole, torch.nn.functional.layer_norm(whole, (s.C,), weight, bias)
-
-    yield case("residual and layernorm", size(x, dy, dx, y), run, [dx, y], of_sum, x, dy, weight, bias)
-
-
-def of_rmsnorm(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
-    x, dy = (random(torch, place, s.R, s.C) for _ in range(2))
-    y, dx = torch.empty_like(x), torch.empty_like(x)
-    weight = random(torch, place, s.C)
-    rstd, dweight = torch.empty(s.R, device=place), torch.empty(s.C, device=place)
-    workspace = torch.empty(rmsnorm.workspace_size(s.R, s.C), device=place)
-    ox, oy, ody, odx, orstd, oweight = map(ours, (x, y, dy, dx, rstd, weight.float()))
-    run = partial(rmsnorm.forward, ox, oweight, oy, orstd, eps=1e-5)
-
-    def forward(x: Any, weight: Any) -> Any:
-        return torch.nn.functional.rms_norm(x, (s.C,), weight, 1e-5)
-
-    yield case("rmsnorm forward", size(x, y), run, [y], forward, x, weight)
-    run()
-
-    def backward(dy: Any, x: Any, rstd: Any, weight: Any) -> Any:
-        normal = x.float() * rstd[:, None]
-        g = dy.float() * weight
-        dx = rstd[:, None] * (g - normal * (g * normal).mean(1, keepdim=True))
-        return dx.to(x.dtype), (dy.float() * normal).sum(0)
-
-    run = partial(rmsnorm.backward, ody, ox, oweight, orstd, odx, ours(dweight), ours(workspace))
-    yield case("rmsnorm backward", size(dy, x, dx), run, [dx, dweight], backward, dy, x, rstd, weight)
 
     stream = random(torch, place, s.R, s.C)
 
@@ -529,7 +497,6 @@ FAMILIES: dict[str, Callable[[Any, Sizes, str], Iterator[Case]]] = {
     "elementwise": of_elementwise,
     "dropout": of_dropout,
     "layernorm": of_layernorm,
-    "rmsnorm": of_rmsnorm,
     "residual": of_residual,
     "rmsnorm": of_rmsnorm,
     "softmax": of_softmax,
