@@ -16,7 +16,8 @@ and :func:`forward_backward` gives y and dx of one reading of x.
 
 Ladder: ``thread_per_element`` is the formula. ``vectors_in_registers``, for GPUs, moves 16 bytes a lane, with several
 vectors of each array on their way before the first is waited for. Results of 16 bits it computes by instructions that
-a GPU has for exponential and reciprocal (right to 2^-21), or the arithmetic would take longer than the memory.
+a GPU has for exponential and reciprocal (right to 2^-17 at least, where 2^-12 would do), or the arithmetic would take
+longer than the memory.
 
 LARGEST_ERROR holds the measured error of each form in float32; ``benchmarks/gelu.py`` measures what each costs. The
 default is ``tanh_exp``, because it has the least error and costs little more than ``tanh_rational``, the cheapest: it
