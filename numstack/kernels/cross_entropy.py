@@ -49,7 +49,7 @@ LONG_BLOCK = 512  # threads of a block that takes a long row; a short one gets a
 LONG_ROW = 2048  # least number of classes of a long row
 LEAST_ROW_OF_VECTORS = 256  # shorter ones leave most of a block without a vector
 VERY_LONG_ROW = 16384  # least number of classes of a row that keeps by_vectors.LONG_BLOCK threads busy
-SHARED_BESIDES = 1024 + 256  # bytes of shared memory of a block that are not the row's: the system's, and its sums
+SHARED_BESIDES = 1024 + 512  # bytes of shared memory of a block that are not the row's: the system's, and its sums
 
 
 def reference(logits_RV: np.ndarray, targets_R: np.ndarray, *, ignore_index: int = -1) -> tuple[np.ndarray, np.ndarray]:

@@ -26,7 +26,7 @@ from numba import cuda, float32
 
 from numstack.device import Kernel, kernel, narrow, ptx, widen
 from numstack.device.ptx.mma import cp_async_16, cp_async_commit_group, cp_async_wait_group
-from numstack.kernels.warp import LOWEST, WARP, block_max, block_sum
+from numstack.kernels.warp import LOWEST, WARP, warp_max, warp_sum
 
 VECTOR = 8
 LONG_BLOCK = 512  # threads for a long row
@@ -69,10 +69,27 @@ def _load_ragged(logits_RV, row, v, classes, x):
 
 
 @cuda.jit(device=True)
-def _over_block(largest, total, warps):
-    """Maximum and sum of the row from those of the threads."""
-    of_row = block_max(largest, warps)
-    return of_row, block_sum(total * _exp(largest - of_row), warps)
+def _over_block(largest, total, warps, half):
+    """Maximum and sum of the row from those of the threads, at the cost of one barrier.
+
+    ``warps``: ``(2, 2, 32)`` float32 of shared memory, of which ``half`` 0 or 1 is used: the other half is for the next
+    row, since some warps may be behind.
+    """
+    lane = cuda.threadIdx.x % WARP
+    warp = cuda.threadIdx.x // WARP
+    of_warp = warp_max(largest)
+    total = warp_sum(total * _exp(largest - of_warp))
+    if lane == 0:
+        warps[half, 0, warp] = of_warp
+        warps[half, 1, warp] = total
+    cuda.syncthreads()
+    of_warp = LOWEST
+    total = float32(0)
+    if lane < cuda.blockDim.x // WARP:
+        of_warp = warps[half, 0, lane]
+        total = warps[half, 1, lane]
+    of_row = warp_max(of_warp)
+    return of_row, warp_sum(total * _exp(of_warp - of_row))
 
 
 @functools.cache
@@ -82,7 +99,7 @@ def forward(block: int, per_thread: int = PER_THREAD) -> Kernel:
 
     @kernel(name="cross_entropy.forward vectors")
     def forward_vectors(logits_RV, targets_R, loss_R, lse_R, classes, ignore_index):
-        warps = cuda.shared.array(WARP, float32)
+        warps = cuda.shared.array((2, 2, WARP), float32)
         x = cuda.local.array(n_values, float32)
         row = cuda.blockIdx.x
         target = targets_R[row]
@@ -105,7 +122,7 @@ def forward(block: int, per_thread: int = PER_THREAD) -> Kernel:
                 else:
                     _load_ragged(logits_RV, row, v, counted, x)
                 largest, total = _with_more(x, VECTOR, largest, total)
-        largest, total = _over_block(largest, total, warps)
+        largest, total = _over_block(largest, total, warps, 0)
         if cuda.threadIdx.x == 0:
             lse = largest + math.log(total)
             loss_R[row] = float32(0) if ignored else lse - _target_logit(logits_RV, row, target, classes)
@@ -200,7 +217,7 @@ def forward_backward(dtype: Any, block: int, per_thread: int = PER_THREAD) -> Ke
 
     @kernel(name="cross_entropy.forward_backward row_in_shared")
     def row_in_shared(logits_RV, targets_R, loss_R, dlogits_RV, scale_1, classes, ignore_index, n_kept):
-        warps = cuda.shared.array(WARP, float32)
+        warps = cuda.shared.array((2, 2, WARP), float32)
         kept = cuda.shared.array(0, dtype)
         x = cuda.local.array(n_values, float32)
         row = cuda.blockIdx.x
@@ -237,7 +254,7 @@ def forward_backward(dtype: Any, block: int, per_thread: int = PER_THREAD) -> Ke
                 if v < n_kept:
                     ptx.store8(kept, v, x, 0)
                 largest, total = _with_more(x, VECTOR, largest, total)
-        largest, total = _over_block(largest, total, warps)
+        largest, total = _over_block(largest, total, warps, 0)
         if cuda.threadIdx.x == 0:
             loss_R[row] = largest + math.log(total) - target_logit
         inverse = float32(1) / total
@@ -284,12 +301,13 @@ def forward_backward_in_turn(dtype: Any, block: int, per_thread: int) -> Kernel:
 
     @kernel(name="cross_entropy.forward_backward rows_in_turn")
     def rows_in_turn(logits_N, targets_R, loss_R, dlogits_N, scale_1, V, classes, ignore_index):
-        warps = cuda.shared.array(WARP, float32)
+        warps = cuda.shared.array((2, 2, WARP), float32)
         rows = cuda.shared.array(0, dtype)
         x = cuda.local.array(n_values, float32)
         R = targets_R.size
         row = cuda.blockIdx.x
         at = 0
+        half = 0
         start_copy(rows, at, logits_N, row * V, V)
         cp_async_commit_group()
         while row < R:
@@ -321,7 +339,7 @@ def forward_backward_in_turn(dtype: Any, block: int, per_thread: int) -> Kernel:
                         if v + e >= counted:
                             x[e] = float32(-math.inf)
                     largest, total = _with_more(x, VECTOR, largest, total)
-            largest, total = _over_block(largest, total, warps)
+            largest, total = _over_block(largest, total, warps, half)
             inverse = float32(1) / total
             factor = inverse * scale
             for v0 in range(0, n_whole, span):
@@ -346,5 +364,6 @@ def forward_backward_in_turn(dtype: Any, block: int, per_thread: int) -> Kernel:
                 loss_R[row] = float32(0) if ignored else float32(math.nan)
             row = following
             at = V - at
+            half = 1 - half
 
     return rows_in_turn
