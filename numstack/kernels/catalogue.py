@@ -73,6 +73,19 @@ def _gemm(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
             yield Launch("gemm NT", variant, partial(gemm.gemm, y, w, x, layout="NT", **chosen))
             dw = array((C, 4 * C), np.float32)
             yield Launch("gemm TN", variant, partial(gemm.gemm, x, y, dw, layout="TN", **chosen))
+            few, room = array((C, C), np.float32), array((gemm.workspace_size(C, C, R, layout="TN"),), np.float32)
+            yield Launch("gemm TN", variant, partial(gemm.gemm, x, x, few, layout="TN", workspace=room, **chosen))
+        through_gelu: dict[str, Any] = {
+            "epilogue": "gelu_backward",
+            "preactivation": other,
+            "column_sums": array((4 * C,), np.float32),
+            "nonfinite": array((1,), np.int32),
+            "workspace": array((gemm.workspace_size(R, 4 * C, C, layout="NT", column_sums=True),), np.float32),
+        }
+        turned = w.reshape(4 * C, C)
+        yield Launch("gemm NT", variant, partial(gemm.gemm, x, turned, y, layout="NT", variant=variant, **through_gelu))
+        batch = x.reshape(B, T, C), w[:C].reshape(B, C, C), array((B, T, C), dtype)
+        yield Launch("gemm NN", variant, partial(gemm.gemm, *batch, variant=variant))
 
 
 def _gelu(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
@@ -136,7 +149,10 @@ def _attention(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
         for causal in (True, False):
             forward = partial(attention.forward, q, k, v, out, lse, causal=causal)
             backward = partial(attention.backward, q, k, v, out, dout, lse, dq, dk, dv, workspace, causal=causal)
-            for name, ladder, run in (("forward", attention.FORWARD, forward), ("backward", attention.BACKWARD, backward)):
+            for name, ladder, run in (
+                ("forward", attention.FORWARD, forward),
+                ("backward", attention.BACKWARD, backward),
+            ):
                 for variant in ladder:
                     if variant.runs_here() and (variant.made_for == "any" or dtype.itemsize == 2):
                         yield Launch(f"attention.{name} D={width}", variant.name, partial(run, variant=variant.name))

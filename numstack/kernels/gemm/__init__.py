@@ -107,7 +107,8 @@ def gemm(
     variant : str, optional
         A name in ``VARIANTS``.
 
-    All other arrays are float32, float16 or bfloat16 as uint16 bits, in any mixture, and C-contiguous; sums are float32.
+    All other arrays are float32, float16 or bfloat16 as uint16 bits, in any mixture, and C-contiguous. Sums over k are
+    float32.
 
     Raises
     ------

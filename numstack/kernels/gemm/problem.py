@@ -1,5 +1,6 @@
 """What a GEMM is asked for: its operands, and what a kernel is specialised for."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -52,10 +53,26 @@ class Problem(NamedTuple):
     workspace: Array | None = None
     column_sums: Array | None = None
     nonfinite: Array | None = None
+    accumulates_sums: bool = False
+
+    def matrices(self) -> "Iterator[Problem]":
+        """The products of a batch, one by one; itself if it is one."""
+        if self.c.ndim == 2:
+            yield self
+            return
+        for i in range(self.c.shape[0]):
+            c = self.c[i]
+            yield self._replace(
+                a=self.a[i],
+                b=self.b[i],
+                c=c,
+                residual=c if self.residual is self.c else None if self.residual is None else self.residual[i],
+                preactivation=None if self.preactivation is None else self.preactivation[i],
+            )
 
     @property
     def flops(self) -> int:
-        return 2 * self.m * self.n * self.k
+        return 2 * self.m * self.n * self.k * (self.c.shape[0] if self.c.ndim == 3 else 1)
 
     def __repr__(self) -> str:
         dtypes = ", ".join(
@@ -76,6 +93,9 @@ def make(
     residual: Array | None = None,
     preactivation: Array | None = None,
     workspace: Array | None = None,
+    column_sums: Array | None = None,
+    accumulates_sums: bool = False,
+    nonfinite: Array | None = None,
 ) -> Problem:
     """The problem of these operands, whose shapes fit; a pre-activation is kept by a GELU, else it is that of one."""
     spec = Spec(
@@ -87,9 +107,12 @@ def make(
         keeps_preactivation=preactivation is not None and has_gelu,
         has_gelu_backward=preactivation is not None and not has_gelu,
     )
-    m, n = c.shape
-    k = a.shape[0] if layout[0] == "T" else a.shape[1]
-    return Problem(spec, m, n, k, a, b, c, bias, residual, preactivation, alpha, workspace)
+    m, n = c.shape[-2:]
+    k = a.shape[-2] if layout[0] == "T" else a.shape[-1]
+    return Problem(
+        spec, m, n, k, a, b, c, bias, residual, preactivation, alpha, workspace, column_sums, nonfinite,
+        accumulates_sums,
+    )  # fmt: skip
 
 
 def reference(

@@ -1,24 +1,93 @@
-"""wgmma"""
+"""Hopper's rung: the copy engine brings tiles, one warpgroup asking; two others multiply them by ``wgmma``.
+
+======================  ===============================================================================================
+file                    what is in it
+======================  ===============================================================================================
+``config``              what may be chosen: tile, stages, clusters, tiles cut along k
+``choice``              what is chosen
+``schedule``            which block works on which tile
+``kernel``              the kernel: loading, multiplying
+``epilogue``, ``boxes`` bias, GELU, residual..., and c's way out through shared memory
+``gather``              the second kernel, which adds the parts of tiles that were cut along k
+======================  ===============================================================================================
+
+Sources: the design of CUTLASS's "warp-specialised persistent cooperative" kernels and of pranjalssh/fast.cu (2024);
+stream-K after Osama et al. 2023, with parts that are worked on at the same time at the same k.
+"""
 
 import numpy as np
 
 from numstack.device import Array, Stream, current_device
+from numstack.errors import ConfigError
+from numstack.kernels import reduce
+from numstack.kernels.gemm import separate, tune
 from numstack.kernels.gemm.problem import Problem
+from numstack.kernels.gemm.wgmma import choice
+from numstack.kernels.gemm.wgmma.choice import candidates, supports
 from numstack.kernels.gemm.wgmma.config import CHUNK_ROWS, THREADS, TILE_K, Config
 from numstack.kernels.gemm.wgmma.epilogue import Outputs
 from numstack.kernels.gemm.wgmma.gather import BLOCK, FOURS, Gathered, make_gather
 from numstack.kernels.gemm.wgmma.kernel import Form, make_kernel
-from numstack.kernels.gemm.wgmma.schedule import make_plan
 from numstack.kernels.launch import ceil_div
+from numstack.kernels.variants import Variant
+
+__all__ = ["VARIANT", "Config", "candidates", "default_config", "launch", "supports", "workspace_size"]
 
 DTYPES = {np.dtype(np.uint16): "bf16", np.dtype(np.float16): "f16", np.dtype(np.float32): "f32"}
 
 
+def default_config(problem: Problem) -> Config:
+    """How a problem is cut that nobody has tuned, with all the workspace it can use."""
+    return choice.choose(choice.Needs.of(problem))
+
+
+def workspace_size(problem: Problem, config: Config) -> int:
+    """Elements (float32) of workspace; at least 1."""
+    needs = choice.Needs.of(problem)
+    parts = choice.plan_of(config, needs).parts * config.tile_m * config.tile_n * config.cluster
+    return max(parts, _sums_size(problem.m, problem.n) if problem.column_sums is not None else 1)
+
+
+def most_workspace(m: int, n: int, k: int, b_is_NK: bool, sums_columns: bool) -> int:
+    """Elements of workspace that a product of 16-bit operands can use, tuned or not; 0 if none."""
+    if sums_columns:
+        return _sums_size(m, n)
+    size = 0
+    for itemsize in (2, 4):
+        needs = choice.Needs(m, n, k, 1, b_is_NK, itemsize, False, False, False, False, can_spread=True)
+        config = choice.choose(needs)
+        if config.spread:
+            size = max(size, choice.plan_of(config, needs).parts * config.tile_m * config.tile_n)
+    return size
+
+
+def _sums_size(m: int, n: int) -> int:
+    rows = ceil_div(m, CHUNK_ROWS)
+    return max(rows * n + reduce.sum_rows_workspace_size(rows, n), reduce.sum_rows_workspace_size(m, n))
+
+
 def launch(problem: Problem, stream: Stream | None, config: Config, workspace: Array | None = None) -> None:
-    """Run the product, cut as ``config`` says."""
+    """Run a problem that :func:`supports` says yes to, cut as ``config`` says.
+
+    Raises
+    ------
+    ConfigError
+        If the workspace is too small.
+    """
     device = current_device()
-    spec, m, n, k, a, b, c, bias, residual, preactivation, alpha, _, column_sums, nonfinite = problem
-    adds_to_c = residual is c and c.dtype == np.float32
+    spec, m, n, k, a, b, c, bias, residual, preactivation = problem[:10]
+    needs = choice.Needs.of(problem)
+    plan = choice.plan_of(config, needs)
+    if plan.rest or needs.sums_columns:
+        given, wanted = 0 if workspace is None else workspace.size, workspace_size(problem, config)
+        if given < wanted:
+            raise ConfigError(f"gemm: the workspace has {given} elements; {config} needs {wanted}")
+    sums = c
+    if needs.sums_columns:
+        assert workspace is not None
+        rows = ceil_div(m, CHUNK_ROWS)
+        sums = workspace[: rows * n].reshape(rows, n)
+    adds_to_c = choice.adds_to_c(problem)
     outputs = Outputs(
         dtype=DTYPES[c.dtype],
         has_bias=spec.has_bias,
@@ -27,41 +96,63 @@ def launch(problem: Problem, stream: Stream | None, config: Config, workspace: A
         has_gelu_backward=spec.has_gelu_backward,
         keeps_preactivation=spec.keeps_preactivation,
         adds_to_c=adds_to_c,
-        is_scaled=alpha != 1,
-        sums_columns=column_sums is not None,
-        flags_nonfinite=nonfinite is not None,
+        is_scaled=problem.alpha != 1,
+        sums_columns=needs.sums_columns,
+        flags_nonfinite=problem.nonfinite is not None,
         is_batch=c.ndim == 3,
     )
     form = Form(spec.name("wgmma"), spec.a_is_KM, spec.b_is_NK, DTYPES[a.dtype], outputs)
-    box_of_c, swizzle = (CHUNK_ROWS, outputs.chunk_columns(config)), config.row_bytes(c.itemsize)
-    a_map = device.tensor_map(a, (TILE_K, 64) if spec.a_is_KM else (config.tile_m, TILE_K))
+    matrix = (1,) if c.ndim == 3 else ()
+    a_box = (TILE_K, 64) if spec.a_is_KM else (config.tile_m, TILE_K)
     b_box = (config.tile_n // config.cluster, TILE_K) if spec.b_is_NK else (TILE_K // config.cluster, 64)
-    b_map = device.tensor_map(b, b_box)
-    c_map = device.tensor_map(c, box_of_c, swizzle_bytes=swizzle)
-    kept_map = c_map
+    c_box = (*matrix, CHUNK_ROWS, outputs.chunk_columns(config))
+    swizzle_bytes = config.row_bytes(c.itemsize)
+    a_map = device.tensor_map(a, (*matrix, *a_box))
+    b_map = device.tensor_map(b, (*matrix, *b_box))
+    c_map = kept_map = extra_map = device.tensor_map(c, c_box, swizzle_bytes=swizzle_bytes)
     if preactivation is not None and spec.keeps_preactivation:
-        kept_map = device.tensor_map(preactivation, box_of_c, swizzle_bytes=swizzle)
+        kept_map = device.tensor_map(preactivation, c_box, swizzle_bytes=swizzle_bytes)
     extra = preactivation if spec.has_gelu_backward else residual
-    extra_map = c_map if extra is None else device.tensor_map(extra, box_of_c, swizzle_bytes=swizzle)
-    tiles_m = ceil_div(m, config.tile_m * config.cluster)
-    tiles_n = ceil_div(n, config.tile_n)
-    tiles = tiles_m * tiles_n * (c.shape[0] if c.ndim == 3 else 1)
-    k_steps = ceil_div(k, TILE_K)
-    workers = device.properties.multiprocessors // config.cluster
-    plan = make_plan(tiles, k_steps, workers, config.spread)
-    cut = (plan.rest, plan.heads, plan.head, plan.tails, plan.slots)
+    if extra is not None:
+        extra_map = device.tensor_map(extra, c_box, swizzle_bytes=swizzle_bytes)
+    tiles_m, tiles_n = ceil_div(m, config.tile_m * config.cluster), ceil_div(n, config.tile_n)
+    cut = (ceil_div(k, TILE_K), plan.rest, plan.heads, plan.head, plan.tails, plan.slots, problem.alpha)
     partials = c if workspace is None else workspace
-    sums = c if column_sums is None else column_sums
-    flag = c if nonfinite is None else nonfinite
-    shared_bytes = config.shared_bytes(spec.b_is_NK, c.itemsize, spec.has_bias, column_sums is not None)
-    grid = (workers if plan.rest else min(workers, tiles)) * config.cluster
-    make_kernel(form, config)[grid, THREADS, stream, shared_bytes](
+    flag = c if problem.nonfinite is None else problem.nonfinite
+    workers = device.properties.multiprocessors // config.cluster
+    grid = (workers if plan.rest else min(workers, plan.whole)) * config.cluster
+    make_kernel(form, config)[grid, THREADS, stream, choice.shared_bytes(config, needs)](
         a_map, b_map, c_map, kept_map, extra_map, c if bias is None else bias, partials, sums, flag,
-        tiles_m, tiles_n, plan.whole, k_steps, *cut, alpha, flops=problem.flops,
+        tiles_m, tiles_n, plan.whole, *cut, flops=problem.flops,
     )  # fmt: skip
     if plan.rest:
-        gather_grid = (plan.rest, config.cluster * config.tile_m // 64, config.tile_n // 8 // FOURS)
+        gather_grid = (plan.rest, config.cluster * config.tile_m // CHUNK_ROWS, config.tile_n // 8 // FOURS)
         gathered = Gathered(form.name + " gather", spec.has_residual)
-        make_gather(gathered, config)[gather_grid, BLOCK, stream](
-            partials, c, tiles_m, tiles_n, plan.whole, k_steps, *cut, alpha
-        )
+        make_gather(gathered, config)[gather_grid, BLOCK, stream](partials, c, tiles_m, tiles_n, plan.whole, *cut)
+    if needs.sums_columns:
+        assert workspace is not None and problem.column_sums is not None
+        rest = workspace[sums.size :]
+        reduce.sum_rows(sums, problem.column_sums, rest, accumulate=problem.accumulates_sums, stream=stream)
+    else:
+        separate.sum_columns(problem, stream)
+
+
+def _launch_as_chosen(problem: Problem, stream: Stream | None) -> None:
+    """Cut as it was tuned, or by default; without being cut along k where there is no workspace for it."""
+    config = tune.find(problem)
+    if config is None:
+        config = default_config(problem)
+    if config.spread:
+        workspace = problem.workspace
+        if workspace is None or workspace.size < workspace_size(problem, config):
+            config = choice.choose(choice.Needs.of(problem)._replace(can_spread=False))
+    launch(problem, stream, config, problem.workspace)
+
+
+VARIANT = Variant(
+    "wgmma",
+    _launch_as_chosen,
+    "Multiplies 128 x 256 x 16 at a time from shared memory, which the copy engine fills and empties on the side.",
+    supports,
+    made_for="sm_90a",
+)
