@@ -23,7 +23,7 @@ from numstack.device import Array
 from numstack.errors import ConfigError, ShapeError
 from numstack.kernels import dropout as dropout_kernels
 from numstack.kernels import elementwise, reduce
-from numstack.kernels.gemm import gemm
+from numstack.kernels.gemm import gemm, workspace_size
 from numstack.ops.dropout import Dropout
 from numstack.tensor import Tensor
 
@@ -52,9 +52,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, layout: str
     y = memory.empty((*x.shape[:-1], n_out), x_RK.dtype, scope="forward")
     y_RN = y.reshape(x_RK.shape[0], n_out)
     if bias is None:
-        gemm(x_RK, weight_array, y_RN, layout=layout)
+        _product(x_RK, weight_array, y_RN, layout=layout)
     else:
-        gemm(x_RK, weight_array, y_RN, layout=layout, epilogue="bias", bias=bias.array)
+        _product(x_RK, weight_array, y_RN, layout=layout, epilogue="bias", bias=bias.array)
 
     def backward(node: Node) -> None:
         dy_RN = node.gradient.reshape(x_RK.shape[0], n_out)
@@ -137,15 +137,21 @@ def mlp(
     x_RK = _rows(x)
     hidden_RH, before_RH = (memory.empty((x_RK.shape[0], n_hidden), x_RK.dtype, scope="forward") for _ in range(2))
     in_array, out_array = weight_in.array, weight_out.array
-    gemm(x_RK, in_array, hidden_RH, epilogue="bias_gelu", bias=bias_in.array, preactivation=before_RH)
+    _product(x_RK, in_array, hidden_RH, epilogue="bias_gelu", bias=bias_in.array, preactivation=before_RH)
     y = _end_of_branch(hidden_RH, weight_out, bias_out, residual, dropout)
 
     def backward(node: Node) -> None:
         dy_RN = _gradient_of_branch(node, n_out, dropout)
         _parameters_backward(node, 3, hidden_RH, dy_RN, "NN")
         dbefore_RH = memory.empty(before_RH.shape, before_RH.dtype, scope="backward")
-        gemm(dy_RN, out_array, dbefore_RH, layout="NT", epilogue="gelu_backward", preactivation=before_RH)
-        _parameters_backward(node, 1, x_RK, dbefore_RH, "NN")
+        sums: dict[str, Any] = {}
+        if node.wanted(2):  # the gradient of the bias is summed as dbefore is made
+            dbias_H, accumulate = node.into(2)
+            room = workspace_size(*dbefore_RH.shape, n_out, layout="NT", column_sums=True)
+            workspace = memory.empty((room,), np.float32, scope="workspace")
+            sums = {"column_sums": dbias_H, "accumulate_sums": accumulate, "workspace": workspace}
+        gemm(dy_RN, out_array, dbefore_RH, layout="NT", epilogue="gelu_backward", preactivation=before_RH, **sums)
+        _weight_backward(node, 1, x_RK, dbefore_RH, "NN")
         _input_backward(node, 0, dbefore_RH, in_array, "NN")
         node.give(5, node.gradient)  # last: from here on the residual stream adds into it
 
@@ -188,9 +194,9 @@ def _end_of_branch(x_RK: Array, weight: Tensor, bias: Tensor, residual: Tensor, 
     shape_RN = (x_RK.shape[0], residual.shape[-1])
     y_RN, residual_RN = y.reshape(shape_RN), residual.array.reshape(shape_RN)
     if dropout is None:
-        gemm(x_RK, weight.array, y_RN, epilogue="residual", bias=bias.array, residual=residual_RN)
+        _product(x_RK, weight.array, y_RN, epilogue="residual", bias=bias.array, residual=residual_RN)
     else:
-        gemm(x_RK, weight.array, y_RN, epilogue="bias", bias=bias.array)
+        _product(x_RK, weight.array, y_RN, epilogue="bias", bias=bias.array)
         dropout_kernels.forward(y_RN, y_RN, p=dropout.p, seed=dropout.seed, offset=0)
         elementwise.add(y_RN, residual_RN, y_RN)
     return y
@@ -212,10 +218,20 @@ def _parameters_backward(node: Node, index: int, x_RK: Array, dy_RN: Array, layo
         dbias_N, accumulate = node.into(index + 1)
         workspace = memory.empty((reduce.sum_rows_workspace_size(*dy_RN.shape),), np.float32, scope="workspace")
         reduce.sum_rows(dy_RN, dbias_N, workspace, accumulate=accumulate)
+    _weight_backward(node, index, x_RK, dy_RN, layout)
+
+
+def _weight_backward(node: Node, index: int, x_RK: Array, dy_RN: Array, layout: str) -> None:
+    """The gradient of a weight, which is input ``index`` of the node."""
+    _weight_backward(node, index, x_RK, dy_RN, layout)
+
+
+def _weight_backward(node: Node, index: int, x_RK: Array, dy_RN: Array, layout: str) -> None:
+    """The gradient of a weight, which is input ``index`` of the node."""
     if node.wanted(index):
         dweight, accumulate = node.into(index)
         a, b = (x_RK, dy_RN) if layout == "NN" else (dy_RN, x_RK)
-        gemm(a, b, dweight, layout="TN", accumulate=accumulate)
+        _product(a, b, dweight, layout="TN", accumulate=accumulate)
 
 
 def _input_backward(node: Node, index: int, dy_RN: Array, weight: Array, layout: str) -> None:
@@ -223,4 +239,14 @@ def _input_backward(node: Node, index: int, dy_RN: Array, weight: Array, layout:
     if node.wanted(index):
         dx, accumulate = node.into(index)
         dx_RK = dx.reshape(dy_RN.shape[0], dx.shape[-1])
-        gemm(dy_RN, weight, dx_RK, layout="NT" if layout == "NN" else "NN", accumulate=accumulate)
+        _product(dy_RN, weight, dx_RK, layout="NT" if layout == "NN" else "NN", accumulate=accumulate)
+
+
+def _product(a: Array, b: Array, c: Array, *, layout: str = "NN", **options: Any) -> None:
+    """``gemm`` with the workspace that it is fastest with."""
+    n_rows, n_columns = c.shape
+    n_terms = a.shape[0] if layout == "TN" else a.shape[1]
+    sums_columns = "column_sums" in options
+    size = workspace_size(n_rows, n_columns, n_terms, layout=layout, column_sums=sums_columns)
+    workspace = memory.empty((size,), np.float32, scope="workspace") if size > 1 else None
+    gemm(a, b, c, layout=layout, workspace=workspace, **options)
