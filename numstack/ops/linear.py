@@ -147,10 +147,8 @@ def mlp(
         sums: dict[str, Any] = {}
         if node.wanted(2):  # the gradient of the bias is summed as dbefore is made
             dbias_H, accumulate = node.into(2)
-            room = workspace_size(*dbefore_RH.shape, n_out, layout="NT", column_sums=True)
-            workspace = memory.empty((room,), np.float32, scope="workspace")
-            sums = {"column_sums": dbias_H, "accumulate_sums": accumulate, "workspace": workspace}
-        gemm(dy_RN, out_array, dbefore_RH, layout="NT", epilogue="gelu_backward", preactivation=before_RH, **sums)
+            sums = {"column_sums": dbias_H, "accumulate_sums": accumulate}
+        _product(dy_RN, out_array, dbefore_RH, layout="NT", epilogue="gelu_backward", preactivation=before_RH, **sums)
         _weight_backward(node, 1, x_RK, dbefore_RH, "NN")
         _input_backward(node, 0, dbefore_RH, in_array, "NN")
         node.give(5, node.gradient)  # last: from here on the residual stream adds into it
@@ -218,11 +216,6 @@ def _parameters_backward(node: Node, index: int, x_RK: Array, dy_RN: Array, layo
         dbias_N, accumulate = node.into(index + 1)
         workspace = memory.empty((reduce.sum_rows_workspace_size(*dy_RN.shape),), np.float32, scope="workspace")
         reduce.sum_rows(dy_RN, dbias_N, workspace, accumulate=accumulate)
-    _weight_backward(node, index, x_RK, dy_RN, layout)
-
-
-def _weight_backward(node: Node, index: int, x_RK: Array, dy_RN: Array, layout: str) -> None:
-    """The gradient of a weight, which is input ``index`` of the node."""
     _weight_backward(node, index, x_RK, dy_RN, layout)
 
 
