@@ -4,13 +4,15 @@ usage: python -m benchmarks.ladders [--json PATH] [--operations WORD ...] [--bat
 
 bfloat16, batch 64 of 1024 tokens: 65536 rows of 768, logits of 50304, attention of 12 heads 64 wide. Each variant of an
 operation runs on the same random arrays; "step" is how much faster it is than the one before it in its ladder. docs/
-kernels.md tells what each step is about, and its tables are made of this program's JSON.
+kernels.md tells what each step is about, and its tables are made of this program's JSON. Last come steps within one
+variant: GEMM's Hopper kernel, 8192^3, cut in ways that each take up one more idea.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,23 @@ from numstack import memory
 from numstack.device import current_device
 from numstack.device.work import Work
 from numstack.kernels import catalogue
+from numstack.kernels.gemm import problem, wgmma
+from numstack.kernels.gemm.wgmma.config import Config
 
 BFLOAT16 = np.dtype(np.uint16)
 N_RANDOM = 1 << 20
+# Ways to cut the Hopper GEMM, each with one idea more than the one before.
+SMALLEST = Config(tile_m=128, tile_n=64, stages=2, buffers=2, group=1, cluster=1, lag=0)
+WGMMA_STEPS = {
+    "128 x 64 tiles, 2 stages": SMALLEST,
+    "128 x 128 tiles": SMALLEST._replace(tile_n=128),
+    "128 x 256 tiles": SMALLEST._replace(tile_n=256),
+    "4 stages": SMALLEST._replace(tile_n=256, stages=4),
+    "16 rows of tiles together": SMALLEST._replace(tile_n=256, stages=4, group=16),
+    "a lag of 2 steps": SMALLEST._replace(tile_n=256, stages=4, group=16, lag=2),
+    "clusters of 2": SMALLEST._replace(tile_n=256, stages=4, group=16, lag=2, cluster=2),
+}
+STEPS_SIZE = 8192
 # A rung that takes longer than this is timed a few times only.
 SLOW_S = 0.01
 
@@ -67,6 +83,21 @@ def timed(run: Callable[[], None]) -> tuple[float, int]:
     return harness.interleaved_s({"it": run}, runs=3 if once > SLOW_S else 20, warm=1)["it"], counted.flops
 
 
+def wgmma_steps() -> Iterator[catalogue.Launch]:
+    """The Hopper GEMM in steps, as if they were variants."""
+    a, b, c = (random_array((STEPS_SIZE, STEPS_SIZE), BFLOAT16) for _ in range(3))
+    product = problem.make(a, b, c, layout="NN")
+    for name, config in WGMMA_STEPS.items():
+        yield catalogue.Launch("gemm NN wgmma steps", name, partial(wgmma.launch, product, None, config))
+
+
+def launches() -> Iterator[catalogue.Launch]:
+    """All that is measured."""
+    yield from catalogue.launches(random_array, BFLOAT16)
+    if current_device().properties.compute_capability == (9, 0):
+        yield from wgmma_steps()
+
+
 def main() -> None:
     options = harness.parse_options(__doc__, add_options)
     if current_device().kind != "cuda":
@@ -78,7 +109,7 @@ def main() -> None:
     rows: list[list[Any]] = []
     before: dict[str, float] = {}
     done: set[tuple[str, str]] = set()
-    for launch in catalogue.launches(random_array, BFLOAT16):
+    for launch in launches():
         operation, variant, run = launch
         wanted = not options.operations or any(word in operation for word in options.operations)
         if not variant or (operation, variant) in done or not wanted:

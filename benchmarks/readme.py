@@ -162,20 +162,26 @@ def ladder(operation: str) -> str:
     rows = [row for row in document["rows"] if row["operation"] == operation]
     if not rows:
         raise SystemExit(f"h200/ladders.json has no operation {operation!r}")
+    are_variants = not operation.endswith(" steps")  # steps within a variant say all in their names
     has_rate = any(row["TFLOP/s"] != "" for row in rows)
-    lines = [
-        f"| variant | what it changes | time | {'rate | ' if has_rate else ''}step |",
-        f"|---|---|---|{'---|' if has_rate else ''}---|",
-    ]
+    columns = ["variant", "what it changes", "time"] if are_variants else ["step", "time"]
+    columns += ["rate"] if has_rate else []
+    lines = [f"| {' | '.join([*columns, 'times as fast'])} |", "|---" * (len(columns) + 1) + "|"]
     for row in rows:
-        variant = _variant(operation, row["variant"])
-        launch = getattr(variant.launch, "func", variant.launch)  # of a functools.partial the function
-        place = Path(importlib.import_module(launch.__module__).__file__ or "").resolve().relative_to(ROOT)
-        rate = f"{number(row['TFLOP/s'])} TFLOP/s | " if has_rate else ""
-        step = f"{number(row['step'])} x" if row["step"] != "" else ""
-        name = f"[`{variant.name}`](../{place})"
-        lines.append(f"| {name} | {variant.note} | {number(row['ms'])} ms | {rate}{step} |")
+        cells = _told(operation, row["variant"]) if are_variants else [row["variant"]]
+        cells.append(f"{number(row['ms'])} ms")
+        cells += [f"{number(row['TFLOP/s'])} TFLOP/s"] if has_rate else []
+        cells.append(number(row["step"]) if row["step"] != "" else "")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _told(operation: str, name: str) -> list[str]:
+    """A variant's name with a link to its code, and its note."""
+    variant = _variant(operation, name)
+    launch = getattr(variant.launch, "func", variant.launch)  # of a functools.partial the function
+    place = Path(importlib.import_module(launch.__module__).__file__ or "").resolve().relative_to(ROOT)
+    return [f"[`{variant.name}`](../{place})", variant.note]
 
 
 def _variant(operation: str, name: str) -> Variant:
