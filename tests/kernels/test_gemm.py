@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from numstack.errors import ConfigError, DTypeError, ShapeError
-from numstack.kernels.gemm import LAYOUTS, VARIANTS, gemm, reference
+from numstack.kernels.gemm import LAYOUTS, VARIANTS, gemm, reference, workspace_size
 from numstack.kernels.gemm.portable import TILE_K, TILE_M, TILE_N
 from tests.golden import OnnxCase, onnx_cases
 from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
@@ -193,3 +193,46 @@ def test_bad_arguments_say_what_to_do():
         options = {"layout": "NT"} | options if error is not ShapeError or "bias" in options else options
         with pytest.raises(error, match=message):
             gemm(*args, **options)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batches(layout):
+    m, n, k, count = 20, 24, 40, 3
+    pairs = [operands(m, n, k, layout, seed) for seed in range(count)]
+    a, b = (np.stack(matrices) for matrices in zip(*pairs, strict=True))
+    residual = np.random.default_rng(3).standard_normal((count, m, n), dtype=np.float32)
+    c = to_device(poisoned((count, m, n)))
+    options = {"layout": layout, "epilogue": "residual"}
+    gemm(to_device(a), to_device(b), c, residual=to_device(residual), **options)
+    for i in range(count):
+        expected = reference(a[i], b[i], residual=residual[i], **options)[0]
+        assert_close(to_host(c)[i], expected, what=f"product {i}", **tolerance(k))
+    with pytest.raises(ShapeError, match=r"c_MN has shape \(2, 20, 24\) but layout .* gives \(3, 20, 24\)"):
+        gemm(to_device(a), to_device(b), c[:2], layout=layout)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16], ids=["float32", "bfloat16"])
+def test_sums_of_columns(dtype):
+    m, n, k = 130, 136, 40
+    a, b = operands(m, n, k, "NT")
+    preactivation = np.random.default_rng(1).standard_normal((m, n), dtype=np.float32)
+    if dtype == np.uint16:
+        a, b, preactivation = (x.astype(BFLOAT16) for x in (a, b, preactivation))
+    c, sums = to_device(poisoned((m, n), dtype)), to_device(np.ones(n, np.float32))
+    workspace = to_device(poisoned(workspace_size(m, n, k, layout="NT", column_sums=True)))
+    options = {"epilogue": "gelu_backward", "preactivation": to_device(preactivation), "layout": "NT"}
+    gemm(to_device(a), to_device(b), c, column_sums=sums, accumulate_sums=True, workspace=workspace, **options)
+    stored = to_host(c, BFLOAT16 if dtype == np.uint16 else None).astype(np.float64)
+    assert_close(to_host(sums), stored.sum(axis=0) + 1, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ConfigError, match="column_sums without a workspace"):
+        gemm(to_device(a), to_device(b), c, column_sums=sums, **options)
+
+
+@pytest.mark.parametrize(("value", "flag"), [(1.0, 4), (np.inf, 5), (np.nan, 5)])
+def test_what_is_not_finite_sets_a_flag(value, flag):
+    a, b = operands(40, 48, 24, "NN")
+    a[37, 5] = value
+    for a_stored, b_stored in ((a, b), (a.astype(BFLOAT16), b.astype(BFLOAT16))):
+        c, flag_1 = to_device(poisoned((40, 48), a_stored.dtype)), to_device(np.array([4], np.int32))
+        gemm(to_device(a_stored), to_device(b_stored), c, nonfinite=flag_1)
+        assert to_host(flag_1)[0] == flag, "the other bits stay as they are"
