@@ -19,10 +19,7 @@ from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
 IS_HOPPER = current_device().kind == "cuda" and current_device().properties.compute_capability == (9, 0)
 needs_hopper = pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU: NUMSTACK_DEVICE=cuda runs it there")
 
-PLAIN = choice.Needs(
-    m=4096, n=4096, k=4096, n_matrices=1, b_is_NK=True, itemsize=2, has_bias=False, reads_extra=False,
-    keeps_preactivation=False, sums_columns=False, can_spread=True,
-)  # fmt: skip
+PLAIN = choice.plain(4096, 4096, 4096, b_is_NK=True, itemsize=2)
 
 
 def parts_of_workers(plan: Plan, k_steps: int, workers: int) -> dict[int, tuple[int, int, int]]:

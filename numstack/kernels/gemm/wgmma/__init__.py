@@ -15,19 +15,23 @@ Sources: the design of CUTLASS's "warp-specialised persistent cooperative" kerne
 stream-K after Osama et al. 2023, with parts that are worked on at the same time at the same k.
 """
 
+from functools import lru_cache
+from typing import Any, NamedTuple
+
 import numpy as np
 
-from numstack.device import Array, Stream, current_device
+from numstack.device import Array, Kernel, Stream, current_device
 from numstack.errors import ConfigError
 from numstack.kernels import reduce
 from numstack.kernels.gemm import separate, tune
-from numstack.kernels.gemm.problem import Problem
+from numstack.kernels.gemm.problem import Problem, Spec
 from numstack.kernels.gemm.wgmma import choice
 from numstack.kernels.gemm.wgmma.choice import candidates, supports
 from numstack.kernels.gemm.wgmma.config import CHUNK_ROWS, THREADS, TILE_K, Config
 from numstack.kernels.gemm.wgmma.epilogue import Outputs
 from numstack.kernels.gemm.wgmma.gather import BLOCK, FOURS, Gathered, make_gather
 from numstack.kernels.gemm.wgmma.kernel import Form, make_kernel
+from numstack.kernels.gemm.wgmma.schedule import Plan
 from numstack.kernels.launch import ceil_div
 from numstack.kernels.variants import Variant
 
@@ -54,7 +58,7 @@ def most_workspace(m: int, n: int, k: int, b_is_NK: bool, sums_columns: bool) ->
         return _sums_size(m, n)
     size = 0
     for itemsize in (2, 4):
-        needs = choice.Needs(m, n, k, 1, b_is_NK, itemsize, False, False, False, False, can_spread=True)
+        needs = choice.plain(m, n, k, b_is_NK, itemsize)
         config = choice.choose(needs)
         if config.spread:
             size = max(size, choice.plan_of(config, needs).parts * config.tile_m * config.tile_n)
@@ -75,66 +79,97 @@ def launch(problem: Problem, stream: Stream | None, config: Config, workspace: A
         If the workspace is too small.
     """
     device = current_device()
-    spec, m, n, k, a, b, c, bias, residual, preactivation = problem[:10]
+    operands: tuple[Any, ...] = problem[4:10]
+    a, b, c, bias, residual, preactivation = operands
     needs = choice.Needs.of(problem)
-    plan = choice.plan_of(config, needs)
+    ready = _prepare(problem.spec, a.dtype, c.dtype, needs, config, problem.alpha != 1)
+    plan = ready.plan
     if plan.rest or needs.sums_columns:
         given, wanted = 0 if workspace is None else workspace.size, workspace_size(problem, config)
         if given < wanted:
             raise ConfigError(f"gemm: the workspace has {given} elements; {config} needs {wanted}")
-    sums = c
-    if needs.sums_columns:
-        assert workspace is not None
-        rows = ceil_div(m, CHUNK_ROWS)
-        sums = workspace[: rows * n].reshape(rows, n)
-    adds_to_c = choice.adds_to_c(problem)
-    outputs = Outputs(
-        dtype=DTYPES[c.dtype],
-        has_bias=spec.has_bias,
-        has_gelu=spec.has_gelu,
-        has_residual=spec.has_residual and not adds_to_c,
-        has_gelu_backward=spec.has_gelu_backward,
-        keeps_preactivation=spec.keeps_preactivation,
-        adds_to_c=adds_to_c,
-        is_scaled=problem.alpha != 1,
-        sums_columns=needs.sums_columns,
-        flags_nonfinite=problem.nonfinite is not None,
-        is_batch=c.ndim == 3,
-    )
-    form = Form(spec.name("wgmma"), spec.a_is_KM, spec.b_is_NK, DTYPES[a.dtype], outputs)
-    matrix = (1,) if c.ndim == 3 else ()
-    a_box = (TILE_K, 64) if spec.a_is_KM else (config.tile_m, TILE_K)
-    b_box = (config.tile_n // config.cluster, TILE_K) if spec.b_is_NK else (TILE_K // config.cluster, 64)
-    c_box = (*matrix, CHUNK_ROWS, outputs.chunk_columns(config))
-    swizzle_bytes = config.row_bytes(c.itemsize)
-    a_map = device.tensor_map(a, (*matrix, *a_box))
-    b_map = device.tensor_map(b, (*matrix, *b_box))
-    c_map = kept_map = extra_map = device.tensor_map(c, c_box, swizzle_bytes=swizzle_bytes)
-    if preactivation is not None and spec.keeps_preactivation:
-        kept_map = device.tensor_map(preactivation, c_box, swizzle_bytes=swizzle_bytes)
-    extra = preactivation if spec.has_gelu_backward else residual
-    if extra is not None:
-        extra_map = device.tensor_map(extra, c_box, swizzle_bytes=swizzle_bytes)
-    tiles_m, tiles_n = ceil_div(m, config.tile_m * config.cluster), ceil_div(n, config.tile_n)
-    cut = (ceil_div(k, TILE_K), plan.rest, plan.heads, plan.head, plan.tails, plan.slots, problem.alpha)
-    partials = c if workspace is None else workspace
+    partials = sums = c
+    if workspace is not None:
+        partials = workspace
+        if needs.sums_columns:
+            rows = ceil_div(problem.m, CHUNK_ROWS)
+            sums = workspace[: rows * problem.n].reshape(rows, problem.n)
+    a_map, b_map = device.tensor_map(a, ready.a_box), device.tensor_map(b, ready.b_box)
+    c_map = kept_map = extra_map = device.tensor_map(c, ready.c_box, swizzle_bytes=ready.swizzle_bytes)
+    if needs.keeps_preactivation:
+        kept_map = device.tensor_map(preactivation, ready.c_box, swizzle_bytes=ready.swizzle_bytes)
+    if needs.reads_extra:
+        extra = residual if preactivation is None else preactivation
+        extra_map = device.tensor_map(extra, ready.c_box, swizzle_bytes=ready.swizzle_bytes)
     flag = c if problem.nonfinite is None else problem.nonfinite
-    workers = device.properties.multiprocessors // config.cluster
-    grid = (workers if plan.rest else min(workers, plan.whole)) * config.cluster
-    make_kernel(form, config)[grid, THREADS, stream, choice.shared_bytes(config, needs)](
+    ready.kernel[ready.grid, THREADS, stream, ready.shared_bytes](
         a_map, b_map, c_map, kept_map, extra_map, c if bias is None else bias, partials, sums, flag,
-        tiles_m, tiles_n, plan.whole, *cut, flops=problem.flops,
+        *ready.cut, problem.alpha, flops=problem.flops,
     )  # fmt: skip
     if plan.rest:
-        gather_grid = (plan.rest, config.cluster * config.tile_m // CHUNK_ROWS, config.tile_n // 8 // FOURS)
-        gathered = Gathered(form.name + " gather", spec.has_residual)
-        make_gather(gathered, config)[gather_grid, BLOCK, stream](partials, c, tiles_m, tiles_n, plan.whole, *cut)
+        ready.gather[ready.gather_grid, BLOCK, stream](partials, c, *ready.cut, problem.alpha)
     if needs.sums_columns:
         assert workspace is not None and problem.column_sums is not None
         rest = workspace[sums.size :]
         reduce.sum_rows(sums, problem.column_sums, rest, accumulate=problem.accumulates_sums, stream=stream)
     else:
         separate.sum_columns(problem, stream)
+
+
+class _Ready(NamedTuple):
+    """All of a launch that does not depend on where the arrays are."""
+
+    kernel: Kernel
+    grid: int
+    shared_bytes: int
+    a_box: tuple[int, ...]
+    b_box: tuple[int, ...]
+    c_box: tuple[int, ...]
+    swizzle_bytes: int
+    plan: Plan
+    cut: tuple[int, ...]
+    gather: Kernel
+    gather_grid: tuple[int, int, int]
+
+
+@lru_cache(maxsize=4096)
+def _prepare(
+    spec: Spec, a_dtype: np.dtype, c_dtype: np.dtype, needs: choice.Needs, config: Config, is_scaled: bool
+) -> _Ready:
+    outputs = Outputs(
+        dtype=DTYPES[c_dtype],
+        has_bias=spec.has_bias,
+        has_gelu=spec.has_gelu,
+        has_residual=spec.has_residual and not needs.adds_to_c,
+        has_gelu_backward=spec.has_gelu_backward,
+        keeps_preactivation=spec.keeps_preactivation,
+        adds_to_c=needs.adds_to_c,
+        is_scaled=is_scaled,
+        sums_columns=needs.sums_columns,
+        flags_nonfinite=needs.flags_nonfinite,
+        is_batch=needs.is_batch,
+    )
+    form = Form(spec.name("wgmma"), spec.a_is_KM, spec.b_is_NK, DTYPES[a_dtype], outputs)
+    plan = choice.plan_of(config, needs)
+    workers = current_device().properties.multiprocessors // config.cluster
+    tiles_m, tiles_n = ceil_div(needs.m, config.tile_m * config.cluster), ceil_div(needs.n, config.tile_n)
+    matrix = (1,) if outputs.is_batch else ()
+    return _Ready(
+        kernel=make_kernel(form, config),
+        grid=(workers if plan.rest else min(workers, plan.whole)) * config.cluster,
+        shared_bytes=choice.shared_bytes(config, needs),
+        a_box=(*matrix, *((TILE_K, 64) if spec.a_is_KM else (config.tile_m, TILE_K))),
+        b_box=(
+            *matrix,
+            *((config.tile_n // config.cluster, TILE_K) if spec.b_is_NK else (TILE_K // config.cluster, 64)),
+        ),
+        c_box=(*matrix, CHUNK_ROWS, outputs.chunk_columns(config)),
+        swizzle_bytes=config.row_bytes(c_dtype.itemsize),
+        plan=plan,
+        cut=(tiles_m, tiles_n, plan.whole, ceil_div(needs.k, TILE_K), *plan[1:]),
+        gather=make_gather(Gathered(form.name + " gather", spec.has_residual), config),
+        gather_grid=(plan.rest, config.cluster * config.tile_m // CHUNK_ROWS, config.tile_n // 8 // FOURS),
+    )
 
 
 def _launch_as_chosen(problem: Problem, stream: Stream | None) -> None:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numstack.device import Array, current_device
-from numstack.device.tensor_map import PITCH_BYTES, pitches_fit
-from numstack.kernels.gemm.problem import Problem
+from numstack.device import current_device
+from numstack.device.tensor_map import PITCH_BYTES
+from numstack.kernels.gemm.problem import Problem, Spec
 from numstack.kernels.gemm.wgmma.config import CHUNK_ROWS, SHARED_MOST, TILE_K, Config
 from numstack.kernels.gemm.wgmma.schedule import Plan, make_plan
 from numstack.kernels.launch import ceil_div
@@ -37,16 +37,18 @@ PART_STEPS = 8  # what storing a part of a cut tile and gathering it costs
 
 
 def supports(problem: Problem) -> bool:
-    """Whether the operands have 16 bits, and the copy engine can move all matrices."""
+    """Whether the operands have 16 bits, and the copy engine can move all matrices: rows of a multiple of 16 bytes."""
     a, b, c = problem.a, problem.b, problem.c
-    if a.dtype not in OPERANDS or b.dtype != a.dtype or 0 in c.shape or not problem.k:
+    if a.dtype not in OPERANDS or b.dtype != a.dtype or not c.size or not problem.k:
         return False
-    like_c = [x for x in (problem.residual, problem.preactivation) if x is not None]
-    return all(x.dtype == c.dtype for x in like_c) and all(_fits(x) for x in (a, b, c, *like_c))
-
-
-def _fits(array: Array) -> bool:
-    return current_device().address(array) % PITCH_BYTES == 0 and pitches_fit(array)
+    address = current_device().address
+    for array in (a, b, c):
+        if address(array) % PITCH_BYTES or array.shape[-1] * array.itemsize % PITCH_BYTES:
+            return False
+    for like_c in (problem.residual, problem.preactivation):
+        if like_c is not None and (like_c.dtype != c.dtype or address(like_c) % PITCH_BYTES):
+            return False
+    return True
 
 
 class Needs(NamedTuple):
@@ -56,47 +58,67 @@ class Needs(NamedTuple):
     n: int
     k: int
     n_matrices: int
+    is_batch: bool
     b_is_NK: bool
     itemsize: int  # of c
     has_bias: bool
+    adds_to_c: bool
     reads_extra: bool
     keeps_preactivation: bool
     sums_columns: bool
+    flags_nonfinite: bool
     can_spread: bool
 
     @staticmethod
     def of(problem: Problem) -> "Needs":
         """Those of a problem that has all the workspace it could use."""
-        spec, c = problem.spec, problem.c
-        plain = not (spec.has_bias or spec.has_gelu or spec.has_gelu_backward or c.ndim == 3)
-        return Needs(
-            m=problem.m,
-            n=problem.n,
-            k=problem.k,
-            n_matrices=c.shape[0] if c.ndim == 3 else 1,
-            b_is_NK=spec.b_is_NK,
-            itemsize=c.itemsize,
-            has_bias=spec.has_bias,
-            reads_extra=spec.has_gelu_backward or (spec.has_residual and not adds_to_c(problem)),
-            keeps_preactivation=spec.keeps_preactivation,
-            sums_columns=sums_on_the_way(problem),
-            can_spread=plain
-            and (problem.residual is None or problem.residual is c)
-            and problem.column_sums is None
-            and problem.nonfinite is None,
-        )
+        c, is_c = problem.c, problem.residual is problem.c
+        return _needs(
+            problem.spec, c.dtype, c.shape, problem.k, is_c, problem.column_sums is not None,
+            problem.nonfinite is not None,
+        )  # fmt: skip
 
 
-def adds_to_c(problem: Problem) -> bool:
-    """Whether the copy engine adds into c, which rounds once more than it need if c has 16 bits."""
-    return problem.residual is problem.c and problem.c.dtype == np.float32
+@lru_cache(maxsize=4096)
+def _needs(
+    spec: Spec,
+    c_dtype: np.dtype,
+    c_shape: tuple[int, ...],
+    k: int,
+    residual_is_c: bool,
+    sums_columns: bool,
+    flags_nonfinite: bool,
+) -> Needs:
+    is_batch = len(c_shape) == 3
+    # The copy engine adds float32 into c; with 16 bits it would round once more than it need.
+    adds_to_c = residual_is_c and c_dtype == np.float32
+    only_adds = not spec.has_residual or residual_is_c
+    has_more = spec.has_bias or spec.has_gelu or spec.has_gelu_backward or sums_columns or flags_nonfinite
+    return Needs(
+        m=c_shape[-2],
+        n=c_shape[-1],
+        k=k,
+        n_matrices=c_shape[0] if is_batch else 1,
+        is_batch=is_batch,
+        b_is_NK=spec.b_is_NK,
+        itemsize=c_dtype.itemsize,
+        has_bias=spec.has_bias,
+        adds_to_c=adds_to_c,
+        reads_extra=spec.has_gelu_backward or (spec.has_residual and not adds_to_c),
+        keeps_preactivation=spec.keeps_preactivation,
+        # Not with a bias, which rows beyond c's edge would have too: they are summed afterwards then.
+        sums_columns=sums_columns and not spec.has_bias,
+        flags_nonfinite=flags_nonfinite,
+        can_spread=only_adds and not has_more and not is_batch,
+    )
 
 
-def sums_on_the_way(problem: Problem) -> bool:
-    """Whether columns are summed before c is stored; not with a bias, which rows beyond c's edge would have too."""
-    return problem.column_sums is not None and not problem.spec.has_bias
+def plain(m: int, n: int, k: int, b_is_NK: bool, itemsize: int) -> Needs:
+    """Those of a mere product."""
+    return Needs(m, n, k, 1, False, b_is_NK, itemsize, False, False, False, False, False, False, can_spread=True)
 
 
+@lru_cache(maxsize=4096)
 def plan_of(config: Config, needs: Needs) -> Plan:
     """Which tiles are cut along k."""
     tiles = ceil_div(needs.m, config.tile_m * config.cluster) * ceil_div(needs.n, config.tile_n) * needs.n_matrices
