@@ -9,7 +9,8 @@ squares; bfloat16, normal random numbers, float32 sums. The peer is cuBLAS throu
 and heat are the same for all; ratios above 1 say that numstack is faster. "worse ratio" is to the faster of both. The
 gradients of weights are stored as bfloat16 on both sides ("dw") and as float32 ("dw float32"). Errors are relative to
 float64, Frobenius norm, over 64 random rows and 512 columns. Fused bias + GeLU, which keeps what went into the GeLU,
-is compared with cuBLAS followed by torch.compile's bias + GeLU. Last, geometric means and the worst of each ratio.
+is compared with cuBLAS followed by torch.compile's bias + GeLU. "flag" rows compare numstack with itself without the
+flag for what is not finite. Last, geometric means and the worst of each ratio.
 
 On a CPU: the shapes of a small GPT (12 x 64 tokens, width 128, 84 characters), in all three layouts, and 512^3, in
 GFLOP/s.
@@ -29,7 +30,7 @@ import numpy as np
 from benchmarks import harness
 from numstack import memory
 from numstack.device import current_device
-from numstack.kernels.gemm import VARIANTS, gemm
+from numstack.kernels.gemm import VARIANTS, gemm, workspace_size
 
 # --- on a CPU --------------------------------------------------------------------------------------------------------
 
@@ -81,7 +82,8 @@ VOCABULARY_PADDED = 50304
 MODELS = {"124M": (768, 65536, 32768), "1.5B": (1600, 16384, 16384)}  # width, tokens, tokens that reach the head
 SQUARES = (4096, 8192)
 PASSES = ("forward", "dx", "dw", "dw float32")
-GROUPS = (*MODELS, "square", "gelu")
+GROUPS = (*MODELS, "square", "gelu", "flag")
+FLAG_RUNS = 100  # for a difference of a few thousandths
 SAMPLED_ROWS, SAMPLED_COLUMNS = 64, 512
 
 COLUMNS = (
@@ -137,6 +139,8 @@ def on_gpu(options: Any) -> None:
     rows = [measured(torch, product, options) for product in products(options.shapes, options.passes)]
     if "gelu" in options.shapes:
         rows += [measured_gelu(torch, model, options) for model in MODELS]
+    if "flag" in options.shapes:
+        rows += [measured_flag(torch, model, options) for model in MODELS]
     harness.report("gemm", COLUMNS, rows + summary(rows), options)
 
 
@@ -161,7 +165,8 @@ def measured(torch: Any, product: Product, options: Any) -> list[Any]:
     out_dtype = torch.float32 if what == "dw float32" else torch.bfloat16
     c, peer = (torch.full((m, n), math.nan, device="cuda", dtype=out_dtype) for _ in range(2))
     product_of = partial(torch.mm, out_dtype=out_dtype) if out_dtype == torch.float32 else torch.mm
-    ours = partial(gemm, as_array(a), as_array(b), as_array(c), layout=layout)
+    workspace = torch.empty(workspace_size(m, n, k, layout=layout), device="cuda")
+    ours = partial(gemm, as_array(a), as_array(b), as_array(c), layout=layout, workspace=as_array(workspace))
 
     calls: dict[str, Callable[[], Any]] = {
         "ours": partial(ours, variant=options.variant),
@@ -219,7 +224,7 @@ def measured_gelu(torch: Any, model: str, options: Any) -> list[Any]:
     x, w, bias = normal(tokens, width), normal(width, 4 * width), normal(4 * width)
     w = w / math.sqrt(width)
     y, kept, peer_kept = (torch.full((tokens, 4 * width), math.nan, device="cuda", dtype=x.dtype) for _ in range(3))
-    bias_gelu = torch.compile(lambda h, b: torch.nn.functional.gelu(h + b, approximate="tanh"))
+    bias_gelu = torch.compile(lambda h, b: torch.nn.functional.gelu(h + b, approximate="tanh"), dynamic=False)
     natural = w.T.contiguous()
     ours = partial(
         gemm,
@@ -253,12 +258,31 @@ def measured_gelu(torch: Any, model: str, options: Any) -> list[Any]:
     ]
 
 
+def measured_flag(torch: Any, model: str, options: Any) -> list[Any]:
+    """The row of a model's first MLP layer with the flag for what is not finite, beside the same without it."""
+    width, tokens, _ = MODELS[model]
+    product = Product(f"{model} fc", "flag", tokens, 4 * width, width, "NN", True)
+    normal = partial(torch.randn, device="cuda", dtype=torch.bfloat16)
+    x, w = normal(tokens, width), normal(width, 4 * width)
+    y = torch.full((tokens, 4 * width), math.nan, device="cuda", dtype=x.dtype)
+    flag = current_device().view((bits := torch.zeros(1, device="cuda", dtype=torch.int32)).data_ptr(), (1,), np.int32)
+    without = partial(gemm, as_array(x), as_array(w), as_array(y), variant=options.variant)
+    calls = {"with": partial(without, nonfinite=flag), "without": without}
+    s = harness.interleaved_s(calls, FLAG_RUNS)
+    if int(bits):
+        raise SystemExit(f"gemm: the flag says that a finite product of {product.shape} is not")
+    rates = [product.tflop / s[name] for name in ("with", "without")]
+    values = (product.shape, product.what, product.m, product.n, product.k, "NN", *rates, rates[0] / rates[1])
+    return [*values, *[""] * (len(COLUMNS) - len(values))]
+
+
 def summary(rows: list[list[Any]]) -> list[list[Any]]:
     """Geometric mean and worst of each ratio, of each kind of row."""
     kinds = {
         "all but float32": lambda row: row[1] in ("forward", "dx", "dw"),
         "dw float32": lambda row: row[1] == "dw float32",
         "bias + GeLU": lambda row: row[1] == "bias + GeLU",
+        "flag": lambda row: row[1] == "flag",
     }
     found = []
     for kind, belongs in kinds.items():
@@ -272,8 +296,9 @@ def summary(rows: list[list[Any]]) -> list[list[Any]]:
                 if "ratio" in column and values:
                     line[i] = combine(values)
             found.append(line)
-        over = [row[-2] / row[-1] for row in mine]
-        found.append(["largest error over cuBLAS's", kind, *[""] * (len(COLUMNS) - 4), max(over), ""])
+        over = [row[-2] / row[-1] for row in mine if row[-1] != ""]
+        if over:
+            found.append(["largest error over cuBLAS's", kind, *[""] * (len(COLUMNS) - 4), max(over), ""])
     return found
 
 

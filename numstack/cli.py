@@ -12,6 +12,7 @@ SUBCOMMANDS = {
     "train": ("numstack.launch", "start a training program on several ranks; Ctrl-C saves first"),
     "doctor": ("numstack.doctor", "say whether this machine is fit to train, and what to do where it is not"),
     "bench": ("numstack.bench", "list the benchmarks of this checkout, and run some or all of them"),
+    "tune": ("numstack.tune", "find the fastest way to cut matrix products on this GPU, and keep it"),
     "kernels": ("numstack.kernels.build", "compile kernels for a GPU that is not here: resources, machine code"),
     "data": ("numstack.data.command", "turn text into token files, and look into them"),
 }
