@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from numba import cuda, float32
 
-from numstack.device import kernel, ptx
+from numstack.device import current_device, kernel, ptx
 from numstack.errors import KernelError
 from tests.support import BFLOAT16, poisoned, to_device, to_host
 
@@ -84,6 +84,7 @@ def test_narrowing_rounds_to_nearest_even():
     np.testing.assert_array_equal(to_host(y, BFLOAT16).astype(np.float32), expected.astype(np.float32))
 
 
+@pytest.mark.skipif(current_device().kind != "cpu", reason="checks run on the CPU device: NUMSTACK_DEVICE=cpu")
 def test_checks_see_bounds_and_alignment():
     double = doubling(8, ptx.load8, ptx.store8)
     x = np.zeros(256, np.float32)
