@@ -210,13 +210,16 @@ def of_layernorm(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
     stream = random(torch, place, s.R, s.C)
 
     def into_stream(stream: Any, dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
-        return (stream + backward(dy, x, mean, rstd, weight, bias)[0],)
+        from_norm, dweight, dbias = backward(dy, x, mean, rstd, weight, bias)
+        return stream + from_norm, dweight, dbias
 
     dx.copy_(stream)
     run = partial(run, accumulate_dx=True)
     peers = [("eager", into_stream, (stream, *inputs))]
     expected, shape = partial(into_stream, stream, *inputs), f"{s.R} x {s.C}"
-    yield Case("layernorm backward into dx", shape, size(dy, x, dx, dx), run, [dx], expected, peers, 1e-2)
+    yield Case(
+        "layernorm backward into dx", shape, size(dy, x, dx, dx), run, [dx, dweight, dbias], expected, peers, 1e-2
+    )
 
 
 def of_residual(torch: Any, s: Sizes, place: str) -> Iterator[Case]:

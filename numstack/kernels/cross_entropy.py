@@ -358,7 +358,7 @@ def _forward_backward_in_turn(
 
 def _threads_in_turn(V: int) -> tuple[int, int]:
     """Threads of a block, and vectors of a thread."""
-    return (1024, 1) if V >= VERY_LONG_ROW else (by_vectors.SHORT_BLOCK, 1)
+    return (1024, 2) if V >= VERY_LONG_ROW else (by_vectors.SHORT_BLOCK, 1)
 
 
 def _kept_elements(V: int, itemsize: int, span: int) -> int:

@@ -50,7 +50,7 @@ BLOCK_X, BLOCK_Y = 32, 8  # strided copies: x along the last axis, y over all ot
 TILE = 32  # transpose: a block of 32 x 8 threads turns 32 x 32 elements
 TILE_PADDED = TILE + 1
 TILE_STEPS = TILE // BLOCK_Y
-TILE_ROWS, TILE_WORDS = 64, 32  # of a tile that is moved by vectors
+TILE_ROWS, TILE_WORDS = 64, 64  # of a tile that is moved by vectors
 
 
 @kernel
