@@ -1,6 +1,6 @@
-"""Every rung of the ladders that docs/kernels.md tells, on a GPU: what each variant of an operation takes, at the sizes of GPT-2 124M's training.
+"""Every rung of the ladders that docs/kernels.md tells, on a GPU, at the sizes of GPT-2 124M's training.
 
-usage: python -m benchmarks.ladders [--json PATH] [--operations WORD ...] [--batch N]
+usage: python -m benchmarks.ladders [--json PATH] [--operations WORD ...] [--compile]
 
 bfloat16, batch 64 of 1024 tokens: 65536 rows of 768, logits of 50304, attention of 12 heads 64 wide. Each variant of an
 operation runs on the same random arrays; "step" is how much faster it is than the one before it in its ladder. Last
@@ -10,6 +10,7 @@ come steps within one variant: GEMM's Hopper kernel, 8192^3, cut in ways that ea
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -18,13 +19,14 @@ import numpy as np
 
 from benchmarks import harness
 from numstack import memory
-from numstack.device import current_device
+from numstack.device import current_device, offline
 from numstack.device.work import Work
 from numstack.kernels import catalogue
 from numstack.kernels.gemm import problem, wgmma
 from numstack.kernels.gemm.wgmma.config import Config
 
 BFLOAT16 = np.dtype(np.uint16)
+BATCH = 64  # sequences of 1024 tokens
 N_RANDOM = 1 << 20
 # Operations whose ladders are told in docs/kernels.md; of a GELU the form that training uses.
 TOLD = (
@@ -90,42 +92,45 @@ def timed(run: Callable[[], None]) -> tuple[float, int]:
     return harness.interleaved_s({"it": run}, runs=3 if once > SLOW_S else 20, warm=1)["it"], counted.flops
 
 
-def wgmma_steps() -> Iterator[catalogue.Launch]:
+def wgmma_steps(array: catalogue.MakeArray) -> Iterator[catalogue.Launch]:
     """The Hopper GEMM in steps, as if they were variants."""
-    a, b, c = (random_array((STEPS_SIZE, STEPS_SIZE), BFLOAT16) for _ in range(3))
+    a, b, c = (array((STEPS_SIZE, STEPS_SIZE), BFLOAT16) for _ in range(3))
     product = problem.make(a, b, c, layout="NN")
     for name, config in WGMMA_STEPS.items():
         yield catalogue.Launch("gemm NN wgmma steps", name, partial(wgmma.launch, product, None, config))
 
 
-def launches() -> Iterator[catalogue.Launch]:
-    """All that is measured."""
-    yield from catalogue.launches(random_array, BFLOAT16)
-    if current_device().properties.compute_capability == (9, 0):
-        yield from wgmma_steps()
-
-
-def main() -> None:
-    options = harness.parse_options(__doc__, add_options)
-    if current_device().kind != "cuda":
-        raise SystemExit(
-            "benchmarks.ladders needs a GPU; the other benchmarks time the ladders' portable rungs on a CPU"
-        )
-    catalogue.B = options.batch
-    catalogue.R = options.batch * catalogue.T
-    rows: list[list[Any]] = []
-    before: dict[str, float] = {}
+def launches(array: catalogue.MakeArray, words: list[str]) -> Iterator[catalogue.Launch]:
+    """What is measured: of several launches of a variant the first, which is the plainest."""
     done: set[tuple[str, str]] = set()
-    for launch in launches():
+    catalogue.B, catalogue.R = BATCH, BATCH * catalogue.T
+    families = [family(array, BFLOAT16) for family in catalogue.FAMILIES]
+    if current_device().properties.compute_capability == (9, 0):
+        families.append(wgmma_steps(array))
+    for launch in itertools.chain.from_iterable(families):
         operation, variant, run = launch
-        if operation not in TOLD or (options.operations and not any(word in operation for word in options.operations)):
+        if operation not in TOLD or (words and not any(word in operation for word in words)):
             continue
         if operation.startswith("gelu") and not variant.endswith(GELU_FORM):
             continue
         variant = variant.removesuffix(GELU_FORM)
-        if (operation, variant) in done:
-            continue  # of several launches of a variant the first, which is the plainest
-        done.add((operation, variant))
+        if (operation, variant) not in done:
+            done.add((operation, variant))
+            yield catalogue.Launch(operation, variant, run)
+
+
+def main() -> None:
+    options = harness.parse_options(__doc__, add_options)
+    if options.compile:
+        with offline.device("sm_90a") as device:
+            for launch in launches(device.array, options.operations):
+                launch.run()
+        return
+    if current_device().kind != "cuda":
+        raise SystemExit("benchmarks.ladders needs a GPU; the other benchmarks time the portable rungs on a CPU")
+    rows: list[list[Any]] = []
+    before: dict[str, float] = {}
+    for operation, variant, run in launches(random_array, options.operations):
         seconds, flops = timed(run)
         step = before[operation] / seconds if operation in before else ""
         before[operation] = seconds
@@ -135,8 +140,8 @@ def main() -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--operations", nargs="+", metavar="WORD", help="those with one of these words (default: all)")
-    parser.add_argument("--batch", type=int, default=64, help="sequences of 1024 tokens (default: %(default)s)")
+    parser.add_argument("--operations", nargs="+", default=[], metavar="WORD", help="those with one of these words")
+    parser.add_argument("--compile", action="store_true", help="fill the cache for sm_90a and measure nothing")
 
 
 if __name__ == "__main__":
