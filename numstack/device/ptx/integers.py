@@ -80,6 +80,15 @@ _compile(divide, operator.floordiv, "sdiv", "udiv")
 _compile(remainder, operator.mod, "srem", "urem")
 
 
+@ptx("mov.b32 $result, $x;")
+def anew(x: int32) -> int32:
+    """x; but the compiler does not know that, so that what depends on it is computed anew each time.
+
+    Addresses that advance from one iteration to the next are otherwise all carried through the loop in registers.
+    """
+    return x
+
+
 @ptx("mov.b32 $result, $array;")
 def shared_address(array: SharedArray) -> uint32:
     """Address of an array in shared memory, as mbarriers, TMA and descriptors take it."""

@@ -22,6 +22,19 @@ def _sums(a_N, b_N, y_RN):
 
 
 @kernel
+def _anew(x_N, y_N):
+    i = cuda.grid(1)
+    y_N[i] = integers.anew(x_N[i]) + 1
+
+
+def test_a_number_made_anew_is_the_number() -> None:
+    x = np.arange(-16, 16, dtype=np.int32)
+    y = to_device(poisoned(32, np.int32))
+    _anew[1, 32](to_device(x), y)
+    np.testing.assert_array_equal(to_host(y), x + 1)
+
+
+@kernel
 def _quotients(a_N, b_N, y_RN):
     i = cuda.grid(1)
     if i < a_N.shape[0]:
