@@ -33,7 +33,7 @@ import numpy as np
 
 from numstack.device import Array, Stream
 from numstack.errors import ShapeError
-from numstack.kernels.attention import online_tiles, three_pass, wgmma_forward
+from numstack.kernels.attention import mma_forward, online_tiles, three_pass, wgmma_forward
 from numstack.kernels.attention.hopper import Operands
 from numstack.kernels.launch import (
     check_contiguous,
@@ -98,6 +98,13 @@ FORWARD = Variants(
             "online_tiles",
             online_tiles.forward,
             note="32 queries share each tile of keys and values in shared memory, and pass over them once.",
+        ),
+        Variant(
+            "mma_sync",
+            mma_forward.forward,
+            note="Tensor cores multiply; scores stay in registers; keys and values are copied in meanwhile.",
+            supports=mma_forward.supports,
+            made_for="sm_80",
         ),
         Variant(
             "wgmma",
