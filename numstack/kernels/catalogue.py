@@ -84,7 +84,7 @@ def _gemm(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
         }
         turned = w.reshape(4 * C, C)
         yield Launch("gemm NT", variant, partial(gemm.gemm, x, turned, y, layout="NT", variant=variant, **through_gelu))
-        batch = x.reshape(B, T, C), w[:C].reshape(B, C, C), array((B, T, C), dtype)
+        batch = x.reshape(B, T, C), array((B, C, C), dtype), array((B, T, C), dtype)
         yield Launch("gemm NN", variant, partial(gemm.gemm, *batch, variant=variant))
 
 
