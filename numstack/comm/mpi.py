@@ -47,32 +47,32 @@ class MpiCommunicator(HostCommunicator):
         with self._on_host(array, stream) as host:
             numbers = reduction.numbers(host)
             wide = _widened(numbers)
-            self._wait(self._comm.Iallreduce(self._in_place, wide, self._ops[op]))
+            self._wait(self._comm.Iallreduce(self._in_place, wide, self._ops[op]), wide)
             self._store(wide, numbers, op)
 
     def _broadcast(self, array: Array, root: int, stream: Stream) -> None:
         is_root = self.rank == root
         with self._on_host(array, stream, load=is_root, store=not is_root) as host:
-            self._wait(self._comm.Ibcast(as_bytes(host), root))
+            self._wait(self._comm.Ibcast(as_bytes(host), root), host)
 
     def _allgather(self, send: Array, recv: Array, stream: Stream) -> None:
         with self._on_host(send, stream, store=False) as source, self._on_host(recv, stream, load=False) as host:
             np.copyto(host.reshape(self.size, -1)[self.rank], source.reshape(-1))
-            self._wait(self._comm.Iallgather(self._in_place, as_bytes(host)))
+            self._wait(self._comm.Iallgather(self._in_place, as_bytes(host)), host)
 
     def _reduce_scatter(self, send: Array, recv: Array, op: Op, stream: Stream) -> None:
         with self._on_host(send, stream, store=False) as source, self._on_host(recv, stream, load=False) as host:
             wide = _widened(reduction.numbers(source))
             result = np.empty(host.size, wide.dtype)  # recv may be a part of send, which MPI does not allow
-            self._wait(self._comm.Ireduce_scatter_block(wide, result, self._ops[op]))
+            self._wait(self._comm.Ireduce_scatter_block(wide, result, self._ops[op]), wide, result)
             self._store(result, reduction.numbers(host), op)
 
     @property
     def _comm(self) -> MPI.Intracomm:
         return self._peers.comm
 
-    def _wait(self, request: MPI.Request) -> None:
-        self._peers.wait(Pending([request], [ANYONE]))
+    def _wait(self, request: MPI.Request, *arrays: np.ndarray) -> None:
+        self._peers.wait(Pending([request], [ANYONE], arrays))
 
     def _store(self, result: np.ndarray, out: np.ndarray, op: Op) -> None:
         if op == "mean":

@@ -271,7 +271,7 @@ class NcclPeers(Peers):
         data = np.zeros(UNIQUE_ID_BYTES, np.uint8)
         if self.rank == 0:
             data[:] = np.frombuffer(make(), np.uint8)
-        self.wait(Pending([self.comm.Ibcast(data, 0)], [ANYONE]))
+        self.wait(Pending([self.comm.Ibcast(data, 0)], [ANYONE], [data]))
         return data.tobytes()
 
     def join(self, thread: threading.Thread) -> None:

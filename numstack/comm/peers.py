@@ -56,10 +56,14 @@ class Message(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """MPI's requests for messages under way, and the rank at the other end of each (``ANYONE`` if unknown)."""
+    """MPI's requests for messages under way, the rank at the other end of each (``ANYONE`` if unknown), their memory.
+
+    mpi4py's requests do not keep the arrays of collectives alive.
+    """
 
     requests: Sequence[MPI.Request]
     peers: Sequence[int]
+    arrays: Sequence[np.ndarray]
 
 
 class Peers:
@@ -115,7 +119,7 @@ class Peers:
         if self._others:
             self._own[:] = np.frombuffer(self._call.pack(), np.uint8)
             self._mpi.Prequest.Startall(self._header_requests)
-            self._wait_for_headers(Pending(self._header_requests, self._others * 2))
+            self._wait_for_headers(Pending(self._header_requests, self._others * 2, [self._own, self._theirs]))
             self._compare()
             self._hear_failure()
 
@@ -137,7 +141,8 @@ class Peers:
         for array, peer, outgoing in messages:
             start = self.comm.Isend if outgoing else self.comm.Irecv
             requests.append(start(as_bytes(array), peer, TAG_DATA))
-        pending = Pending(requests, [message.peer for message in messages])
+        arrays = [message.array for message in messages]
+        pending = Pending(requests, [message.peer for message in messages], arrays)
         self._under_way[id(pending)] = pending
         return pending
 
@@ -249,13 +254,14 @@ class Peers:
 
     def _meet(self, messages: Sequence[tuple[Message, Header]]) -> None:
         theirs = np.zeros((len(messages), headers.NBYTES), np.uint8)
+        own = [np.frombuffer(header.pack(), np.uint8) for _, header in messages]
         requests: list[MPI.Request] = []
-        for (message, header), answer in zip(messages, theirs, strict=True):
+        for (message, _), answer, question in zip(messages, theirs, own, strict=True):
             tags = (TAG_SENDER, TAG_RECEIVER) if message.outgoing else (TAG_RECEIVER, TAG_SENDER)
             requests.append(self.comm.Irecv(answer, message.peer, tags[1]))
-            requests.append(self.comm.Isend(np.frombuffer(header.pack(), np.uint8), message.peer, tags[0]))
+            requests.append(self.comm.Isend(question, message.peer, tags[0]))
         peers = [message.peer for message, _ in messages for _ in range(2)]
-        self._wait_for_headers(Pending(requests, peers))
+        self._wait_for_headers(Pending(requests, peers, [*own, theirs]))
         for (message, header), answer in zip(messages, theirs, strict=True):
             self._compare_ends(message.peer, header, Header.unpack(answer.tobytes()))
 
@@ -275,7 +281,7 @@ class Peers:
 
 
 def _unfinished(pending: Pending) -> list[int]:
-    return sorted({peer for request, peer in zip(*pending, strict=True) if not request.Test()})
+    return sorted({peer for request, peer in zip(pending.requests, pending.peers, strict=True) if not request.Test()})
 
 
 def _say_end(comm: MPI.Intracomm, others: Sequence[int]) -> None:
