@@ -44,7 +44,7 @@ class CompiledKernel:
         self._library = call(driver.cuLibraryLoadData, code, None, None, 0, None, None, 0)
         (kernel,) = call(driver.cuLibraryEnumerateKernels, 1, self._library)
         self._function = call(driver.cuKernelGetFunction, kernel)
-        self._shared_bytes = SHARED_BYTES_WITHOUT_ASKING
+        self._shared_bytes = SHARED_BYTES_WITHOUT_ASKING - resources.shared_bytes  # what the source declares counts too
         # One buffer serves all launches, since the driver copies it before it returns; the lock is for other threads.
         self._lock = threading.Lock()
         self._buffer = ctypes.create_string_buffer(max(size, 1))
