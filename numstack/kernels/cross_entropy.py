@@ -330,7 +330,7 @@ def _forward_backward_in_shared(
 ) -> None:
     R, V = logits.shape
     threads = _vector_threads(V)
-    n_kept = _kept_elements(V, logits.itemsize, VECTOR * by_vectors.PER_THREAD * threads)
+    n_kept = _kept_elements(V, logits.itemsize, VECTOR * by_vectors.PER_THREAD * threads, 2)
     row_in_shared = by_vectors.forward_backward(from_dtype(logits.dtype), threads)
     row_in_shared[R, threads, stream, n_kept * logits.itemsize](
         logits, targets, loss, dlogits, scale, classes, ignore_index, n_kept, flops=7 * logits.size
@@ -356,15 +356,44 @@ def _forward_backward_in_turn(
     )
 
 
+def _forward_backward_refilled(
+    logits: Array,
+    targets: Array,
+    loss: Array,
+    dlogits: Array,
+    scale: Array,
+    classes: int,
+    ignore_index: int,
+    stream: Stream | None,
+) -> None:
+    R, V = logits.shape
+    properties = current_device().properties
+    both_fit = 2 * (V * logits.itemsize + SHARED_BESIDES) <= properties.shared_bytes_per_block
+    threads, per_thread = _threads_refilled(V, both_fit)
+    rows_refilled = by_vectors.forward_backward_refilled(from_dtype(logits.dtype), threads, per_thread)
+    n_kept = _kept_elements(V, logits.itemsize, VECTOR * per_thread * threads, 2 if both_fit else 1)
+    grid = min(R, (2 if both_fit else 1) * properties.multiprocessors)
+    rows_refilled[grid, threads, stream, n_kept * logits.itemsize](
+        flat(logits), targets, loss, flat(dlogits), scale, V, classes, ignore_index, n_kept, flops=7 * logits.size
+    )
+
+
+def _threads_refilled(V: int, both_fit: bool) -> tuple[int, int]:
+    """Threads of a block, and vectors of a thread."""
+    if V < VERY_LONG_ROW:
+        return by_vectors.SHORT_BLOCK, 2
+    return (512, 2) if both_fit else (1024, 2)
+
+
 def _threads_in_turn(V: int) -> tuple[int, int]:
     """Threads of a block, and vectors of a thread."""
     return (1024, 2) if V >= VERY_LONG_ROW else (by_vectors.SHORT_BLOCK, 1)
 
 
-def _kept_elements(V: int, itemsize: int, span: int) -> int:
-    """How much of a row stays in shared memory: all, or else as many spans as let two blocks share a processor."""
+def _kept_elements(V: int, itemsize: int, span: int, n_blocks: int) -> int:
+    """How much of a row stays in shared memory: all, or else as many spans as let n_blocks share a processor."""
     # What two blocks share is a little more than the most that one may have; each has some of its own as well.
-    most = current_device().properties.shared_bytes_per_block // 2 - SHARED_BESIDES
+    most = current_device().properties.shared_bytes_per_block // n_blocks - SHARED_BESIDES
     return V if V * itemsize <= most else most // (span * itemsize) * span
 
 
@@ -392,6 +421,13 @@ FORWARD_BACKWARD = Variants(
         Variant("block_per_row", _forward_backward_by_blocks, note="Coalesced; one pass for the sum, one in cache."),
         Variant(
             "row_in_shared", _forward_backward_in_shared, "One read and one write of memory.", _takes_vectors, "gpu"
+        ),
+        Variant(
+            "rows_refilled",
+            _forward_backward_refilled,
+            "The next row comes in where one goes out.",
+            _takes_vectors,
+            "gpu",
         ),
         Variant(
             "rows_in_turn",

@@ -234,7 +234,7 @@ def _add_groups(ends_V, sorted_N, dout_NC, dtoken_table_VC):
 
 def workspace_size(B: int, T: int, V: int) -> int:
     """Int32 elements of workspace that :func:`backward` needs."""
-    return V + 2 * B * T
+    return V + 2 * B * T + 1
 
 
 def _takes_vectors(row: Row) -> bool:
@@ -302,14 +302,23 @@ def _backward_lists(
     N, (V, C) = tokens.size, dtable.shape
     if N == 0:
         return
-    heads, previous = workspace[:V], workspace[V : V + N]
-    current_device().fill(heads, -1, stream)
+    # The last place that a long list takes, and the heads, which start at -1 alike.
+    last_1, heads, previous, long = (
+        workspace[:1],
+        workspace[1 : V + 1],
+        workspace[V + 1 : V + 1 + N],
+        workspace[V + 1 + N :],
+    )
+    current_device().fill(workspace[: V + 1], -1, stream)
     flat_tokens, dout_NC = tokens.reshape(N), dout.reshape(N, C)
     by_vectors.link[ceil_div(N, BLOCK), BLOCK, stream](flat_tokens, heads, previous)
-    grid = (ceil_div(N, by_vectors.WARPS), ceil_div(C, by_vectors.CHANNELS))
-    by_vectors.add_lists[grid, (WARP, by_vectors.WARPS), stream](
-        flat_tokens, heads, previous, dout_NC, dtable, flops=dout.size
+    block, over_channels = (WARP, by_vectors.WARPS), ceil_div(C, by_vectors.CHANNELS)
+    by_vectors.add_lists[(ceil_div(N, by_vectors.WARPS), over_channels), block, stream](
+        flat_tokens, heads, previous, dout_NC, dtable, last_1, long, flops=dout.size
     )
+    if N > by_vectors.SHORT:
+        grid = (min(ceil_div(N, by_vectors.SHORT), by_vectors.LONG_BLOCKS), over_channels)
+        by_vectors.add_long_lists[grid, block, stream](flat_tokens, dout_NC, dtable, last_1, long)
     if dpositions is not None:
         P = dpositions.size
         by_vectors.add_positions[ceil_div(P, VECTOR * BLOCK), BLOCK, stream](

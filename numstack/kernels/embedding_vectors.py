@@ -8,13 +8,13 @@ Backward: positions with one token form a linked list, made by one atomic exchan
     tokens     7  3  7  7  5            heads[7] = 3, heads[3] = 1, heads[5] = 4
     previous  -1 -1  0  2 -1            (or in another order, as the exchanges come)
 
-The warp of a list's first member (previous = -1) walks down from the head, sorts the members, and adds their
-rows of dout in that order: whatever the exchanges did, the sum is the same. Nothing is sorted or scanned that spans all
-tokens, and a token that occurs once, as most do, costs no more than its two rows.
+The warp of a list's first member (previous = -1) walks down from the head, sorts the members, and adds their rows of
+dout in the order of positions: whatever the exchanges did, the sum is the same. Nothing is sorted or scanned that spans
+all tokens, and a token that occurs once, as most do, costs no more than its two rows.
 
-A list of more than 32 members is a block's: it goes through all tokens, collects its positions in order, and shares the
-rows out to its warps, whose sums are added in order. Each block has 256 channels, so that a frequent token's rows are
-read by several.
+A list of more than 32 members is put down for a second kernel. There it is a block's, which goes through all tokens,
+collects the positions in order, and shares the rows out to its warps, whose sums are added in order. All have 256
+channels a warp, so that a frequent token's rows are read by several blocks.
 """
 
 import functools
@@ -28,14 +28,16 @@ from numstack.kernels.warp import WARP
 
 VECTOR = 8
 WARPS = 8  # of a block
-TEXTS = 4  # rows that a warp has under way: forward, of texts; backward, of a long list
-TEXTS_VALUES = TEXTS * VECTOR
-CHANNELS = WARP * VECTOR  # of a block, backward
+TEXTS = 4  # whose rows a warp has under way
+CHANNELS = WARP * VECTOR  # of a warp, backward
 SHORT = 32  # members of a list that one warp sums
+LONG_BLOCKS = 256  # that share the long lists
 THREADS = WARP * WARPS
-WINDOW = 8 * THREADS  # tokens that a block looks at at once, 8 a thread
+A_THREAD = 16  # tokens that a thread of a long list looks at at once
+WINDOW = A_THREAD * THREADS
 COLLECTED = 2 * WINDOW  # positions of a long list that are summed at once, at most
-POSITIONS_BLOCK = 128
+ROWS = 8  # of a long list that a warp has under way
+ROWS_VALUES = ROWS * VECTOR
 
 
 @functools.cache
@@ -85,43 +87,35 @@ def link(tokens_N, heads_V, previous_N):
 
 
 @kernel
-def add_lists(tokens_N, heads_V, previous_N, dout_NC, dtoken_table_VC):
-    """Block (32, WARPS): a warp for each position, CHANNELS channels."""
+def add_lists(tokens_N, heads_V, previous_N, dout_NC, dtoken_table_VC, last_1, long_L):
+    """Block (32, WARPS): a warp for each position and 256 channels. Long lists' tokens go to long_L[: last + 1]."""
     members = cuda.shared.array((WARPS, SHORT), int32)
     ordered = cuda.shared.array((WARPS, SHORT), int32)
-    long = cuda.shared.array(WARPS, int32)  # the token of a warp's list if it is long, or -1
-    counts = cuda.shared.array(THREADS, int32)
-    collected = cuda.shared.array(COLLECTED, int32)
-    partial = cuda.shared.array((WARPS, CHANNELS), float32)
-    own = cuda.local.array(VECTOR, float32)
+    rows = cuda.local.array(VECTOR, float32)
     total = cuda.local.array(VECTOR, float32)
-    rows = cuda.local.array(TEXTS_VALUES, float32)
     lane = cuda.threadIdx.x
     warp = cuda.threadIdx.y
     N, C = dout_NC.shape
-    V = heads_V.size
     n = cuda.blockIdx.x * WARPS + warp
-    first_channel = cuda.blockIdx.y * CHANNELS
-    c = first_channel + lane * VECTOR
+    c = cuda.blockIdx.y * CHANNELS + lane * VECTOR
     token = int32(-1)
     member = int32(-1)
     if n < N:
         token = tokens_N[n]
-        if token >= 0 and token < V and previous_N[n] < 0:
+        before = previous_N[n]
+        if token >= 0 and token < heads_V.size and before < 0:
             member = heads_V[token]
     leads = member >= 0 and c < C
     if leads:  # both rows that are needed whatever the list holds
         load8(dtoken_table_VC, token * C + c, total, 0)
-        load8(dout_NC, n * C + c, own, 0)
+        load8(dout_NC, n * C + c, rows, 0)
     count = int32(0)
     while member >= 0 and count < SHORT:
         if lane == 0:
             members[warp, count] = member
-        member = previous_N[member]
         count += int32(1)
-    if lane == 0:
-        long[warp] = token if member >= 0 else int32(-1)
-    cuda.syncthreads()
+        member = previous_N[member] if member != n else int32(-1)
+    cuda.syncwarp()
     if lane < count:
         mine = members[warp, lane]
         rank = int32(0)
@@ -129,87 +123,105 @@ def add_lists(tokens_N, heads_V, previous_N, dout_NC, dtoken_table_VC):
             if members[warp, i] < mine:
                 rank += int32(1)
         ordered[warp, rank] = mine
-    cuda.syncthreads()
-    if leads and member < 0:
-        if count > 1:
+    cuda.syncwarp()
+    if member >= 0:
+        if lane == 0 and cuda.blockIdx.y == 0:
+            long_L[cuda.atomic.add(last_1, 0, int32(1)) + 1] = token
+    elif leads:
+        if count == 1:
             for e in range(VECTOR):
-                own[e] = float32(0)
+                total[e] += rows[e]
+        else:
             for i in range(count):
                 load8(dout_NC, ordered[warp, i] * C + c, rows, 0)
                 for e in range(VECTOR):
-                    own[e] += rows[e]
-        for e in range(VECTOR):
-            total[e] += own[e]
+                    total[e] += rows[e]
         store8(dtoken_table_VC, token * C + c, total, 0)
+
+
+@kernel
+def add_long_lists(tokens_N, dout_NC, dtoken_table_VC, last_1, long_L):
+    """Block (32, WARPS), LONG_BLOCKS of them for each 256 channels: each sums long lists in turn."""
+    counts = cuda.shared.array(WARPS, int32)
+    collected = cuda.shared.array(COLLECTED, int32)
+    partial = cuda.shared.array((WARPS, CHANNELS), float32)
+    total = cuda.local.array(VECTOR, float32)
+    rows = cuda.local.array(ROWS_VALUES, float32)
+    lane = cuda.threadIdx.x
+    warp = cuda.threadIdx.y
     thread = warp * WARP + lane
-    for w in range(WARPS):
-        v = long[w]
-        if v >= 0:
-            n_collected = 0
-            for n0 in range(0, N, WINDOW):
-                start = n0 + thread * 8
-                stop = min(start + 8, N)
-                found = int32(0)
-                for i in range(start, stop):
-                    if tokens_N[i] == v:
-                        found += int32(1)
-                counts[thread] = found
+    N, C = dout_NC.shape
+    first_channel = cuda.blockIdx.y * CHANNELS
+    c = first_channel + lane * VECTOR
+    for k in range(cuda.blockIdx.x, last_1[0] + 1, cuda.gridDim.x):
+        token = long_L[k]
+        n_collected = 0
+        for n0 in range(0, N, WINDOW):
+            # Each thread counts its tokens; sums over the threads before it say where its positions go.
+            start = n0 + thread * A_THREAD
+            stop = min(start + A_THREAD, N)
+            found = int32(0)
+            for i in range(start, stop):
+                if tokens_N[i] == token:
+                    found += int32(1)
+            before = found
+            for distance in (1, 2, 4, 8, 16):
+                other = cuda.shfl_up_sync(0xFFFFFFFF, before, distance)
+                if lane >= distance:
+                    before += other
+            if lane == WARP - 1:
+                counts[warp] = before
+            cuda.syncthreads()
+            place = n_collected + before - found
+            for y in range(WARPS):
+                if y < warp:
+                    place += counts[y]
+            for y in range(WARPS):
+                n_collected += counts[y]
+            for i in range(start, stop):
+                if tokens_N[i] == token:
+                    collected[place] = i
+                    place += 1
+            cuda.syncthreads()
+            if n_collected + WINDOW > COLLECTED or n0 + WINDOW >= N:
+                for e in range(VECTOR):
+                    total[e] = float32(0)
+                if c < C:
+                    for i0 in range(warp, n_collected, WARPS * ROWS):
+                        for r in range(ROWS):
+                            for e in range(VECTOR):
+                                rows[r * VECTOR + e] = float32(0)
+                            if i0 + r * WARPS < n_collected:
+                                load8(dout_NC, collected[i0 + r * WARPS] * C + c, rows, r * VECTOR)
+                        for r in range(ROWS):
+                            for e in range(VECTOR):
+                                total[e] += rows[r * VECTOR + e]
+                store8(partial, warp * CHANNELS + lane * VECTOR, total, 0)
                 cuda.syncthreads()
-                offset = 1
-                while offset < THREADS:  # Hillis-Steele: after step k a thread has the sum of 2^k threads
-                    before = int32(0)
-                    if thread >= offset:
-                        before = counts[thread - offset]
-                    cuda.syncthreads()
-                    counts[thread] += before
-                    cuda.syncthreads()
-                    offset *= 2
-                place = n_collected + counts[thread] - found
-                for i in range(start, stop):
-                    if tokens_N[i] == v:
-                        collected[place] = i
-                        place += 1
-                n_collected += counts[THREADS - 1]
+                if first_channel + thread < C:
+                    of_block = float32(0)
+                    for y in range(WARPS):
+                        of_block += partial[y, thread]
+                    of_block += widen(dtoken_table_VC[token, first_channel + thread])
+                    dtoken_table_VC[token, first_channel + thread] = narrow(of_block, dtoken_table_VC.dtype)
                 cuda.syncthreads()
-                if n_collected + WINDOW > COLLECTED or n0 + WINDOW >= N:
-                    for e in range(VECTOR):
-                        own[e] = float32(0)
-                    if c < C:
-                        for i0 in range(warp, n_collected, WARPS * TEXTS):
-                            for k in range(TEXTS):
-                                for e in range(VECTOR):
-                                    rows[k * VECTOR + e] = float32(0)
-                                if i0 + k * WARPS < n_collected:
-                                    load8(dout_NC, collected[i0 + k * WARPS] * C + c, rows, k * VECTOR)
-                            for k in range(TEXTS):
-                                for e in range(VECTOR):
-                                    own[e] += rows[k * VECTOR + e]
-                    store8(partial, warp * CHANNELS + lane * VECTOR, own, 0)
-                    cuda.syncthreads()
-                    if first_channel + thread < C:
-                        of_block = float32(0)
-                        for y in range(WARPS):
-                            of_block += partial[y, thread]
-                        of_block += widen(dtoken_table_VC[v, first_channel + thread])
-                        dtoken_table_VC[v, first_channel + thread] = narrow(of_block, dtoken_table_VC.dtype)
-                    cuda.syncthreads()
-                    n_collected = 0
+                n_collected = 0
 
 
 @kernel
 def add_positions(dout_BP, dposition_table_P):
     """One thread for each vector of the table, P = T C."""
-    x = cuda.local.array(TEXTS_VALUES, float32)
+    x = cuda.local.array(ROWS_VALUES, float32)
     total = cuda.local.array(VECTOR, float32)
     B, P = dout_BP.shape
     i = cuda.grid(1) * VECTOR
     if i < P:
         load8(dposition_table_P, i, total, 0)
-        n_whole = B // TEXTS * TEXTS
-        for b0 in range(0, n_whole, TEXTS):
-            for k in range(TEXTS):
+        n_whole = B // ROWS * ROWS
+        for b0 in range(0, n_whole, ROWS):
+            for k in range(ROWS):
                 load8(dout_BP, (b0 + k) * P + i, x, k * VECTOR)
-            for k in range(TEXTS):
+            for k in range(ROWS):
                 for e in range(VECTOR):
                     total[e] += x[k * VECTOR + e]
         for b in range(n_whole, B):

@@ -25,12 +25,14 @@ VECTOR_SHAPES = {
     "no row": (0, 256),
 }
 LONG_BLOCK_SHAPES = {"a span of a long block, and vectors of its first threads": (3, LONG_SPAN + 80)}
+BY_VECTORS = ("vectors", "row_in_shared", "rows_refilled", "rows_in_turn")
 IGNORE = -100
 # forward and forward_backward in the variants of one idea
 PAIRS = [
     ("thread_per_row", "thread_per_row"),
     ("block_per_row", "block_per_row"),
     ("vectors", "row_in_shared"),
+    ("vectors", "rows_refilled"),
     ("vectors", "rows_in_turn"),
 ]
 BACKWARD = cross_entropy.BACKWARD.runnable()
@@ -38,7 +40,7 @@ BACKWARD = cross_entropy.BACKWARD.runnable()
 
 def shapes(variant: str) -> dict[str, tuple[int, int]]:
     """Those that mean something to the variant."""
-    return VECTOR_SHAPES if variant in ("vectors", "row_in_shared", "rows_in_turn") else SHAPES
+    return VECTOR_SHAPES if variant in BY_VECTORS else SHAPES
 
 
 def inputs(R: int, V: int) -> tuple[np.ndarray, np.ndarray]:
@@ -81,7 +83,7 @@ def test_forward_at_every_shape(variant):
 
 @pytest.mark.parametrize("variant", cross_entropy.FORWARD_BACKWARD.runnable())
 def test_forward_backward_at_every_shape(variant):
-    more = LONG_BLOCK_SHAPES if variant in ("row_in_shared", "rows_in_turn") else {}
+    more = LONG_BLOCK_SHAPES if variant in BY_VECTORS else {}
     for what, shape in (shapes(variant) | more).items():
         logits, targets = inputs(*shape)
         loss, dlogits = forward_backward(logits, targets, 0.25, variant=variant)
@@ -262,14 +264,15 @@ def test_under_checks(under_checks, of_forward, variant):
     assert_close(to_host(backward), dlogits, atol=1e-5)
 
 
-def test_a_row_longer_than_shared_memory(monkeypatch):
+@pytest.mark.parametrize("variant", ["row_in_shared", "rows_refilled"])
+def test_a_row_longer_than_shared_memory(variant, monkeypatch):
     """What does not fit is read twice."""
-    monkeypatch.setattr(cross_entropy, "_kept_elements", lambda V, itemsize, span: span)
-    logits, targets = inputs(3, 2 * SHORT_SPAN + 88)
+    monkeypatch.setattr(cross_entropy, "_kept_elements", lambda V, itemsize, span, n_blocks: span)
+    logits, targets = inputs(9, 2 * SHORT_SPAN + 88)
     logits = logits.astype(BFLOAT16)
-    array, loss = to_device(logits), to_device(poisoned(3))
+    array, loss = to_device(logits), to_device(poisoned(9))
     cross_entropy.forward_backward(
-        array, to_device(targets), loss, array, device_scale(100), ignore_index=IGNORE, variant="row_in_shared"
+        array, to_device(targets), loss, array, device_scale(100), ignore_index=IGNORE, variant=variant
     )
     assert_close(to_host(loss), cross_entropy.reference(logits, targets, ignore_index=IGNORE)[0], atol=1e-5)
     expected = cross_entropy.reference_backward(logits, targets, 100, ignore_index=IGNORE)
@@ -278,7 +281,7 @@ def test_a_row_longer_than_shared_memory(monkeypatch):
 
 @pytest.mark.parametrize(("V", "itemsize", "kept"), [(50304, 2, 50304), (131072, 2, 49152), (50304, 4, 16384)])
 def test_two_rows_fit_a_multiprocessor(V, itemsize, kept):
-    n_kept = cross_entropy._kept_elements(V, itemsize, LONG_SPAN)
+    n_kept = cross_entropy._kept_elements(V, itemsize, LONG_SPAN, 2)
     assert n_kept == kept
     assert 2 * (n_kept * itemsize + 1024 + 512) <= 233_472
 

@@ -164,5 +164,5 @@ def test_bad_arguments():
         forward(tokens, table, positions[:6])
     with pytest.raises(ShapeError, match=r"embedding: dout_BTC has shape \(3, 7, 3\); expected \(3, 7, 4\)"):
         backward(tokens, dout[:, :, :3].copy(), table, positions)
-    with pytest.raises(ShapeError, match=r"embedding: workspace has shape .* at least 47 elements"):
+    with pytest.raises(ShapeError, match=r"embedding: workspace has shape .* at least 48 elements"):
         embedding.backward(tokens, dout, table, positions, np.empty(46, np.int32))
