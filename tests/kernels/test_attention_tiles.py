@@ -11,6 +11,7 @@ import pytest
 from numstack.device import current_device, offline
 from numstack.errors import ConfigError
 from numstack.kernels import attention
+from numstack.kernels.attention import tile_order
 from numstack.kernels.attention.hopper import Operands
 from tests.kernels.test_attention import Strided, inputs
 from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
@@ -105,9 +106,38 @@ def test_what_tensor_maps_cannot_address_is_left_to_portable_variants() -> None:
     with offline.device("sm_90a"):
         assert chosen(np.uint16) == chosen(np.float16) == chosen(np.uint16, width=40) == "wgmma"
         assert chosen(np.float32) == "online_tiles"
-        assert chosen(np.uint16, beside=3) == "online_tiles"  # a pitch of 134 bytes
-        assert chosen(np.uint16, scale=-1.0) == "online_tiles"
+        assert chosen(np.uint16, beside=3) != "wgmma"  # a pitch of 134 bytes
+        assert chosen(np.uint16, scale=-1.0) != "wgmma"
         with pytest.raises(ConfigError, match=r"variant 'wgmma' does not support .* float32 strides .* choose one of"):
             attention.FORWARD.pick("wgmma", operands(np.float32))
     with offline.device("sm_80"):
-        assert chosen(np.uint16) == "online_tiles"
+        assert chosen(np.uint16) != "wgmma"
+
+
+@pytest.mark.parametrize(
+    ("heads", "heads_of_batch", "q_tiles", "heads_of_group", "blocks"),
+    [(10, 5, 3, 4, 7), (6, 2, 1, 6, 6), (3, 3, 5, 1, 2)],
+)
+def test_blocks_take_every_tile_once(
+    heads: int, heads_of_batch: int, q_tiles: int, heads_of_group: int, blocks: int
+) -> None:
+    position = tile_order.position.py_func
+    taken = []
+    for block in range(blocks):
+        tile, step = block, 2 * (blocks - block) - 1  # first_step and next_step
+        while tile < heads * q_tiles:
+            taken.append(
+                tuple(int(x) for x in position(*map(np.uint32, (tile, heads, heads_of_batch, q_tiles, heads_of_group))))
+            )
+            tile, step = tile + step, 2 * blocks - step
+    wanted = {(t, b, h) for t in range(q_tiles) for b in range(heads // heads_of_batch) for h in range(heads_of_batch)}
+    assert len(taken) == len(wanted) and set(taken) == wanted
+
+
+def test_groups_of_heads_keep_blocks_busy() -> None:
+    """GPT-2's sizes on 132 multiprocessors; keys and values of a group are at most 32 MiB."""
+    for heads in (768, 400, 384, 96, 12):
+        group = tile_order.choose_heads_of_group(heads, 1024, 1024, 64, 256, 64, True, 132)
+        assert 1 <= group <= min(heads, 128)
+    assert tile_order.choose_heads_of_group(64, 8192, 8192, 128, 128, 128, True, 132) <= 8
+    assert tile_order.choose_heads_of_group(1, 1 << 20, 1 << 20, 128, 128, 128, True, 132) == 1

@@ -28,11 +28,9 @@ from numba import cuda, float32, int32, uint8, uint32, uint64
 from numstack.device import Array, Kernel, Stream, current_device, kernel
 from numstack.device.ptx import integers, mbarrier, sync, tma, wgmma
 from numstack.device.ptx import math as ptx_math
-from numstack.kernels.attention import hopper
+from numstack.kernels.attention import hopper, tile_order
 from numstack.kernels.attention.hopper import LN2, MASKED, ROWS, SWIZZLED, Operands, device
 from numstack.kernels.launch import ceil_div
-
-L2_BYTES = 32 << 20  # of keys and values that stay in the L2 cache while a group of heads is worked on
 
 
 class Tiles(NamedTuple):
@@ -95,6 +93,7 @@ class Layout(NamedTuple):
 
 
 Q_STAGES = 2  # the next queries are loaded while these are worked on
+TOLERATED = float32(8)  # growth of a maximum, as a power of two, that needs no correction: exponentials stay under 2^8
 
 
 def layout(tiles: Tiles) -> Layout:
@@ -166,19 +165,6 @@ def make_forward(tiles: Tiles, dtype: str) -> Kernel:
                 let_0()
 
     @device
-    def position(tile, heads, H, q_tiles, heads_of_group):
-        """Tile of queries, batch and head of the tile with this number."""
-        of_group = uint32(heads_of_group * q_tiles)
-        number = uint32(tile // of_group)
-        rest = uint32(tile - number * of_group)
-        first = uint32(number * heads_of_group)
-        size = uint32(min(heads_of_group, uint32(heads - first)))
-        q_tile = uint32(rest // size)
-        head = uint32(first + rest - q_tile * size)
-        batch = uint32(head // H)
-        return uint32(q_tiles - uint32(1) - q_tile), batch, uint32(head - batch * H)
-
-    @device
     def key_tiles(end, keys, causal):
         """How many tiles of keys the queries before ``end`` see."""
         seen = keys
@@ -211,9 +197,9 @@ def make_forward(tiles: Tiles, dtype: str) -> Kernel:
         """Ask for all copies, each as soon as its place is free."""
         stage, parity = uint32(0), uint32(1)
         q_stage, q_parity = uint32(0), uint32(1)
-        tile = uint32(cuda.blockIdx.x)
+        tile, step = uint32(cuda.blockIdx.x), tile_order.first_step()
         while tile < uint32(heads * q_tiles):
-            q_tile, batch, head = position(tile, heads, H, q_tiles, heads_of_group)
+            q_tile, batch, head = tile_order.position(tile, heads, H, q_tiles, heads_of_group)
             mbarrier.wait(base + uint32(at.q_empty) + uint32(8) * q_stage, q_parity)
             full = uint32(base + uint32(at.q_full) + uint32(8) * q_stage)
             mbarrier.arrive_and_expect(full, uint32(Q_BYTES))
@@ -233,7 +219,7 @@ def make_forward(tiles: Tiles, dtype: str) -> Kernel:
                 mbarrier.arrive_and_expect(full, uint32(KV_BYTES))
                 load(v_map, uint32(base + uint32(at.v) + stage * uint32(KV_BYTES)), full, KV_CHUNK, row, head, batch)
                 stage, parity = advance(stage, parity)
-            tile = uint32(tile + uint32(cuda.gridDim.x))
+            tile, step = uint32(tile + step), tile_order.next_step(step)
 
     @device
     def start_scores(scores, q_tile, k_tile):
@@ -356,8 +342,8 @@ def make_forward(tiles: Tiles, dtype: str) -> Kernel:
             q_stage, q_parity = uint32(0), uint32(0)
 
             # The first scores of the first queries, which nothing hides.
-            tile = uint32(cuda.blockIdx.x)
-            q_tile, batch, head = position(tile, heads, H, q_tiles, heads_of_group)
+            tile, step = uint32(cuda.blockIdx.x), tile_order.first_step()
+            q_tile, batch, head = tile_order.position(tile, heads, H, q_tiles, heads_of_group)
             first = uint32(q_tile * uint32(QUERIES))
             left, unseen = keys_of(first, own_row, keys, causal)
             stage, parity = skip(base, unseen, stage, parity, leads)
@@ -379,6 +365,7 @@ def make_forward(tiles: Tiles, dtype: str) -> Kernel:
 
             if TURNS and group == uint32(1):
                 let_0()
+            correction0, correction1 = float32(1), float32(1)
             while True:
                 ends = left == uint32(0)  # these queries have seen all their keys: the next scores are of others
                 if ends:
@@ -396,10 +383,10 @@ def make_forward(tiles: Tiles, dtype: str) -> Kernel:
                     )
                     l0, l1 = float32(0), float32(0)
                     m0, m1 = MASKED, MASKED
-                    tile = uint32(tile + uint32(cuda.gridDim.x))
+                    tile, step = uint32(tile + step), tile_order.next_step(step)
                     if tile >= uint32(heads * q_tiles):
                         break
-                    q_tile, batch, head = position(tile, heads, H, q_tiles, heads_of_group)
+                    q_tile, batch, head = tile_order.position(tile, heads, H, q_tiles, heads_of_group)
                     first = uint32(q_tile * uint32(QUERIES))
                     left, unseen = keys_of(first, own_row, keys, causal)
                     stage, parity = skip(base, unseen, stage, parity, leads)
@@ -424,9 +411,15 @@ def make_forward(tiles: Tiles, dtype: str) -> Kernel:
                 m0, m1 = row_maxima(scores, MASKED, MASKED)
                 m0 = ptx_math.maximum(m0 * factor, old0)
                 m1 = ptx_math.maximum(m1 * factor, old1)
-                correction0 = ptx_math.exp2(old0 - m0)
-                correction1 = ptx_math.exp2(old1 - m1)
-                l0, l1 = exponentials(scores, m0, m1, factor, l0 * correction0, l1 * correction1)
+                grown = cuda.any_sync(0xFFFFFFFF, ptx_math.maximum(m0 - old0, m1 - old1) > TOLERATED)
+                if grown:
+                    correction0 = ptx_math.exp2(old0 - m0)
+                    correction1 = ptx_math.exp2(old1 - m1)
+                    l0 *= correction0
+                    l1 *= correction1
+                else:
+                    m0, m1 = old0, old1
+                l0, l1 = exponentials(scores, m0, m1, factor, l0, l1)
                 # Already over, but a loop: the assembler moves no exponential from above it to below the wait.
                 mbarrier.wait(base + uint32(at.v_full) + uint32(8) * v_stage, v_parity)
                 wait_out(out)
@@ -436,7 +429,7 @@ def make_forward(tiles: Tiles, dtype: str) -> Kernel:
                     store_out(out, r0, r1, packed, out_map, out_place, group, leads, old_first, old_head, old_batch)
                     for i in range(O_REGISTERS):
                         out[i] = float32(0)
-                else:
+                elif grown:
                     for i in range(O_REGISTERS // 4):
                         out[4 * i] *= correction0
                         out[4 * i + 1] *= correction0
@@ -474,7 +467,6 @@ def launch(
     causal: bool,
     product_flops: int,
     stream: Stream | None,
-    heads_of_group: int = 0,
 ) -> None:
     """Launch with tiles of a given cut."""
     q, k, v, out, lse = arrays
@@ -486,9 +478,11 @@ def launch(
         for array, rows in ((q, tiles.queries), (k, tiles.keys), (v, tiles.keys), (out, ROWS))
     ]
     q_tiles = ceil_div(T, tiles.queries)
-    of_group = heads_of_group or max(1, L2_BYTES // (4 * keys * tiles.width))
     grid = min(device.properties.multiprocessors, B * H * q_tiles)
+    heads_of_group = tile_order.choose_heads_of_group(
+        B * H, T, keys, tiles.width, tiles.queries, tiles.keys, causal, grid
+    )
     forward_kernel = make_forward(tiles, hopper.wgmma_dtype(q.dtype))
     forward_kernel[grid, tiles.threads, stream, 1024 + layout(tiles).end](
-        *maps, lse, scale * math.log2(math.e), B, q_tiles, keys, of_group, causal, flops=2 * product_flops
+        *maps, lse, scale * math.log2(math.e), B, q_tiles, keys, heads_of_group, causal, flops=2 * product_flops
     )
