@@ -19,12 +19,13 @@ from numstack.device import Array, Kernel, Stream, kernel, narrow, widen
 from numstack.device.ptx import load8, store8
 from numstack.errors import ConfigError
 from numstack.kernels.launch import are_aligned, ceil_div, check_contiguous, check_floats, check_shape, flat
-from numstack.kernels.philox import philox4x32, reference_words
+from numstack.kernels.philox import ROUNDS, philox4x32, philox4x32_of_round_keys, reference_words, round_keys
 from numstack.kernels.variants import Variant, Variants
 
 BLOCK = 128
 VECTOR = 8  # elements that a thread loads or stores side by side: two counters'
 PER_THREAD = 2  # vectors of a thread that are under way at once
+N_KEYS = 2 * ROUNDS
 
 
 def reference_mask(n: int, *, p: float, seed: int, offset: int) -> np.ndarray:
@@ -52,6 +53,12 @@ def _words(counter, seed):
         uint32(seed),
         uint32(seed >> uint64(32)),
     )
+
+
+@cuda.jit(device=True)
+def _words_of_keys(counter, keys):
+    """The same from the keys of the rounds."""
+    return philox4x32_of_round_keys(uint32(counter), uint32(counter >> uint64(32)), keys)
 
 
 @kernel
@@ -86,8 +93,16 @@ def vector_kernel(block: int = BLOCK, per_thread: int = PER_THREAD) -> Kernel:
     n_values, stride, span = VECTOR * per_thread, VECTOR * block, VECTOR * block * per_thread
 
     @kernel(name="dropout.dropout vectors")
-    def dropout_vectors(x_N, y_N, threshold, scale, seed, offset):
+    def dropout_vectors(
+        x_N, y_N, threshold, scale, offset,
+        k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, k11, k12, k13, k14, k15, k16, k17, k18, k19
+    ):  # fmt: skip
         x = cuda.local.array(n_values, float32)
+        keys = cuda.local.array(N_KEYS, uint32)
+        keys[0], keys[1], keys[2], keys[3], keys[4] = k0, k1, k2, k3, k4
+        keys[5], keys[6], keys[7], keys[8], keys[9] = k5, k6, k7, k8, k9
+        keys[10], keys[11], keys[12], keys[13], keys[14] = k10, k11, k12, k13, k14
+        keys[15], keys[16], keys[17], keys[18], keys[19] = k15, k16, k17, k18, k19
         n = x_N.size
         start = cuda.blockIdx.x * span + cuda.threadIdx.x * VECTOR
         counter = uint64(offset) + uint64(start // 4)
@@ -96,8 +111,8 @@ def vector_kernel(block: int = BLOCK, per_thread: int = PER_THREAD) -> Kernel:
                 load8(x_N, start + k * stride, x, k * VECTOR)
             for k in range(per_thread):
                 counter_k = counter + uint64(k * stride // 4)
-                _drop(x, k * VECTOR, _words(counter_k, seed), threshold, scale)
-                _drop(x, k * VECTOR + 4, _words(counter_k + uint64(1), seed), threshold, scale)
+                _drop(x, k * VECTOR, _words_of_keys(counter_k, keys), threshold, scale)
+                _drop(x, k * VECTOR + 4, _words_of_keys(counter_k + uint64(1), keys), threshold, scale)
                 store8(y_N, start + k * stride, x, k * VECTOR)
         else:
             for k in range(per_thread):
@@ -107,8 +122,8 @@ def vector_kernel(block: int = BLOCK, per_thread: int = PER_THREAD) -> Kernel:
                     if i0 + e < n:
                         x[e] = widen(x_N[i0 + e])
                 counter_k = counter + uint64(k * stride // 4)
-                _drop(x, 0, _words(counter_k, seed), threshold, scale)
-                _drop(x, 4, _words(counter_k + uint64(1), seed), threshold, scale)
+                _drop(x, 0, _words_of_keys(counter_k, keys), threshold, scale)
+                _drop(x, 4, _words_of_keys(counter_k + uint64(1), keys), threshold, scale)
                 for e in range(VECTOR):
                     if i0 + e < n:
                         y_N[i0 + e] = narrow(x[e], y_N.dtype)
@@ -116,12 +131,16 @@ def vector_kernel(block: int = BLOCK, per_thread: int = PER_THREAD) -> Kernel:
     return dropout_vectors
 
 
-def _launch_counters(x: Array, y: Array, scalars: tuple[object, ...], stream: Stream | None) -> None:
-    _dropout[ceil_div(x.size, 4 * BLOCK), BLOCK, stream](x, y, *scalars, flops=x.size)
+def _launch_counters(x: Array, y: Array, p: float, seed: int, offset: int, stream: Stream | None) -> None:
+    _dropout[ceil_div(x.size, 4 * BLOCK), BLOCK, stream](
+        x, y, _threshold(p), 1 / (1 - p), np.uint64(seed), np.uint64(offset), flops=x.size
+    )
 
 
-def _launch_vectors(x: Array, y: Array, scalars: tuple[object, ...], stream: Stream | None) -> None:
-    vector_kernel()[ceil_div(x.size, BLOCK * VECTOR * PER_THREAD), BLOCK, stream](x, y, *scalars, flops=x.size)
+def _launch_vectors(x: Array, y: Array, p: float, seed: int, offset: int, stream: Stream | None) -> None:
+    vector_kernel()[ceil_div(x.size, BLOCK * VECTOR * PER_THREAD), BLOCK, stream](
+        x, y, _threshold(p), 1 / (1 - p), np.uint64(offset), *round_keys(seed), flops=x.size
+    )
 
 
 VARIANTS = Variants(
@@ -178,8 +197,7 @@ def forward(
     check_shape("dropout", x.shape, y=y)
     check_floats("dropout", x=x, y=y)
     check_contiguous("dropout", x=x, y=y)
-    scalars = (_threshold(p), 1 / (1 - p), np.uint64(seed), np.uint64(offset))
-    VARIANTS.pick(variant, x, y).launch(flat(x), flat(y), scalars, stream)
+    VARIANTS.pick(variant, x, y).launch(flat(x), flat(y), p, seed, offset, stream)
 
 
 def backward(
