@@ -1,6 +1,7 @@
 """Operations that wait for memory, beside a copy and beside PyTorch, eager and compiled, in one run.
 
 usage: python -m benchmarks.membound [--only NAME ...] [--no-compile] [--check] [--json PATH]
+       python -m benchmarks.membound --ladder                         our variants, each rung of each ladder
        NUMSTACK_DEVICE=cpu python -m benchmarks.membound --small      tiny sizes, to see that it works
 
 GB/s are of the least bytes that the operation can move: each array read or written once. "of copy" is the share of the
@@ -16,20 +17,25 @@ import argparse
 import importlib
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from benchmarks import harness
-from benchmarks.membound_cases import FAMILIES, FULL, SMALL, Case
+from benchmarks.membound_cases import FAMILIES, FULL, LADDERS, SMALL, Case
 from numstack.device import current_device
+from numstack.errors import ConfigError
 
 RUNS = 25
+SLOW_S = 0.02  # what takes longer runs three times
 COPY_BYTES = 1 << 30
 L2_BYTES = 1 << 28  # what is read to empty the cache; several times its size
 SMALL_CASE = 1 << 29  # bytes moved, below which the cache is emptied before
 WAIT_CYCLES = 600_000  # what the GPU is kept busy with while a run is queued: some 0.3 ms
 COLUMNS = ("operation", "shape", "MB", "GB/s", "of copy", "of equal copy", "PyTorch GB/s", "which", "ratio", "error")
+LADDER_COLUMNS = ("operation", "shape", "variant", "GB/s", "of copy")
+TOO_SLOW = {"scan"}  # minutes at full size: every row of the table looks through all tokens
 
 
 def main() -> None:
@@ -45,9 +51,13 @@ def main() -> None:
     rows: list[list[Any]] = []
     for name in options.only or FAMILIES:
         for case in FAMILIES[name](torch, sizes, place):
-            rows.append(measure(torch, case, clock, copies, compiles=options.compile and place == "cuda"))
-            print(*rows[-1], flush=True)
-    harness.report("membound", COLUMNS, rows, options)
+            if options.ladder:
+                rows += measure_ladder(case, clock, copies)
+            else:
+                rows.append(measure(torch, case, clock, copies, compiles=options.compile and place == "cuda"))
+            if rows:
+                print(*rows[-1], flush=True)
+    harness.report("membound", LADDER_COLUMNS if options.ladder else COLUMNS, rows, options)
     print(f"copy of {copies.whole_bytes >> 20} MiB: {copies.whole:.4g} GB/s")
 
 
@@ -55,6 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", choices=FAMILIES, metavar="NAME", help=f"of {', '.join(FAMILIES)}")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="PyTorch's eager operations only")
     parser.add_argument("--check", action="store_true", help="results only; what they take is measured by nobody")
+    parser.add_argument("--ladder", action="store_true", help="each of our variants, without PyTorch")
     parser.add_argument("--small", action="store_true", help="tiny sizes")
 
 
@@ -67,9 +78,13 @@ class GpuClock:
 
     def seconds(self, run: Callable[[], Any], nbytes: int) -> float:
         cuda = self._torch.cuda
-        for _ in range(3):
-            run()
-        pairs = [[cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(RUNS)]
+        run()
+        cuda.synchronize()
+        started = time.perf_counter()
+        run()
+        cuda.synchronize()
+        runs = RUNS if time.perf_counter() - started < SLOW_S else 3
+        pairs = [[cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(runs)]
         for start, end in pairs:
             if nbytes < SMALL_CASE:
                 self._other.sum()  # read, not written: written lines would have to leave the cache while we measure
@@ -143,6 +158,22 @@ def measure(torch: Any, case: Case, clock: Any, copies: Copies, *, compiles: boo
     shares = (rate / copies.whole, rate / equal)
     figures = (peers[best], best, rate / peers[best], error)
     return [case.name, case.shape, case.nbytes / 1e6, rate, *shares, *figures]
+
+
+def measure_ladder(case: Case, clock: Any, copies: Copies) -> list[list[Any]]:
+    """A row for each variant that supports the operation's sizes."""
+    rows: list[list[Any]] = []
+    ladder = LADDERS.get(case.run.func)
+    for name in [] if ladder is None else ladder.runnable():
+        if name in TOO_SLOW:
+            continue
+        run = partial(case.run, variant=name)
+        try:
+            rate = 1e-9 * case.nbytes / clock.seconds(run, case.nbytes)
+        except ConfigError:  # not at this size
+            continue
+        rows.append([case.name, case.shape, name, rate, rate / copies.whole])
+    return rows
 
 
 def peers_of(torch: Any, case: Case, compiles: bool) -> Iterator[Peer]:

@@ -57,8 +57,8 @@ class Case:
     name, shape : str
     nbytes : int
         The least that it can move.
-    run : callable
-        Ours.
+    run : partial
+        Ours: a launcher and its arguments.
     outputs : list of tensor
         Where ours leaves its results.
     expected : callable
@@ -75,7 +75,7 @@ class Case:
     name: str
     shape: str
     nbytes: int
-    run: Callable[[], Any]
+    run: partial[Any]
     outputs: Sequence[Any]
     expected: Callable[[], Any]
     peers: Sequence[PeerFunction]
@@ -85,7 +85,7 @@ class Case:
 
 
 def case(
-    name: str, nbytes: int, run: Callable[[], Any], outputs: Sequence[Any], peer: Callable[..., Any], *inputs: Any,
+    name: str, nbytes: int, run: partial[Any], outputs: Sequence[Any], peer: Callable[..., Any], *inputs: Any,
     more_peers: Sequence[PeerFunction] = (), **options: Any,
 ) -> Case:  # fmt: skip
     """The usual: one function of PyTorch's is both the peer and what is expected."""
@@ -321,7 +321,7 @@ class Logits:
         hot = self._torch.arange(logits.shape[1], device=logits.device)[None] == targets[:, None]
         return -self._torch.log(p.gather(1, targets[:, None])), (p - hot.float()).to(logits.dtype)
 
-    def case(self, name: str, run: Callable[[], Any], poisoned: Sequence[Any]) -> Case:
+    def case(self, name: str, run: partial[Any], poisoned: Sequence[Any]) -> Case:
         """Of loss and gradient at once."""
         inputs = [self.logits, self.targets]
         peers: list[PeerFunction] = [("eager", self.both, inputs)]
@@ -508,3 +508,32 @@ FAMILIES: dict[str, Callable[[Any, Sizes, str], Iterator[Case]]] = {
     "reduce": of_reduce,
     "embedding": of_embedding,
 }
+
+LADDERS = {
+    gelu.forward: gelu.VARIANTS,
+    gelu.backward: gelu.VARIANTS,
+    gelu.forward_backward: gelu.VARIANTS,
+    elementwise.add: elementwise.VARIANTS,
+    elementwise.scale: elementwise.VARIANTS,
+    elementwise.cast: elementwise.VARIANTS,
+    elementwise.fill: elementwise.VARIANTS,
+    elementwise.transpose: elementwise.TRANSPOSE_VARIANTS,
+    dropout.forward: dropout.VARIANTS,
+    layernorm.forward: layernorm.FORWARD,
+    layernorm.backward: layernorm.BACKWARD,
+    layernorm_residual.forward: layernorm_residual.FORWARD,
+    rmsnorm.forward: rmsnorm.FORWARD,
+    rmsnorm.backward: rmsnorm.BACKWARD,
+    softmax.forward: softmax.FORWARD,
+    softmax.backward: softmax.BACKWARD,
+    cross_entropy.forward: cross_entropy.FORWARD,
+    cross_entropy.backward: cross_entropy.BACKWARD,
+    cross_entropy.forward_backward: cross_entropy.FORWARD_BACKWARD,
+    adamw.step: adamw.VARIANTS,
+    reduce.norm: reduce.VARIANTS,
+    reduce.count_nonfinite: reduce.VARIANTS,
+    reduce.sum_rows: reduce.SUM_ROWS_VARIANTS,
+    embedding.forward: embedding.FORWARD,
+    embedding.backward: embedding.BACKWARD,
+}
+"""The variants of each operation."""
