@@ -294,14 +294,19 @@ def supports(operands: Operands) -> bool:
 
 def forward(arrays: tuple[Array, ...], scale: float, causal: bool, product_flops: int, stream: Stream | None) -> None:
     """Launch the forward pass over (q, k, v, out, lse)."""
+    launch(tiles_of(arrays[0].shape[3]), arrays, scale, causal, product_flops, stream)
+
+
+def launch(
+    tiles: Tiles, arrays: tuple[Array, ...], scale: float, causal: bool, product_flops: int, stream: Stream | None
+) -> None:
+    """Launch with tiles of a given cut."""
     *strided, lse = arrays
     q, k = strided[:2]
     B, H, T, width = q.shape
-    tiles = tiles_of(width)
     strides = [stride // array.itemsize for array in strided for stride in array.strides[:3]]
-    make_forward(tiles, wgmma_dtype(q.dtype), causal)[
-        (ceil_div(T, tiles.rows), H, B), tiles.threads, stream, tiles.shared_bytes
-    ](
+    compiled = make_forward(tiles, wgmma_dtype(q.dtype), causal)
+    compiled[(ceil_div(T, tiles.rows), H, B), tiles.threads, stream, tiles.shared_bytes](
         *map(_memory_of, strided),
         lse,
         scale * math.log2(math.e),
