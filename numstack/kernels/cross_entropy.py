@@ -49,6 +49,7 @@ LONG_BLOCK = 512  # threads of a block that takes a long row; a short one gets a
 LONG_ROW = 2048  # least number of classes of a long row
 LEAST_ROW_OF_VECTORS = 256  # shorter ones leave most of a block without a vector
 VERY_LONG_ROW = 16384  # least number of classes of a row that keeps by_vectors.LONG_BLOCK threads busy
+REFILLED_PER_THREAD = 2  # vectors of a thread at a time
 SHARED_BESIDES = 1024 + 512  # bytes of shared memory of a block that are not the row's: the system's, and its sums
 
 
@@ -350,8 +351,8 @@ def _forward_backward_in_turn(
     R, V = logits.shape
     threads, per_thread = _threads_in_turn(V)
     rows_in_turn = by_vectors.forward_backward_in_turn(from_dtype(logits.dtype), threads, per_thread)
-    grid = min(R, current_device().properties.multiprocessors)
-    rows_in_turn[grid, threads, stream, 2 * V * logits.itemsize](
+    nbytes = 2 * V * logits.itemsize
+    rows_in_turn[min(R, _resident_blocks(threads, nbytes)), threads, stream, nbytes](
         flat(logits), targets, loss, flat(dlogits), scale, V, classes, ignore_index, flops=7 * logits.size
     )
 
@@ -367,22 +368,21 @@ def _forward_backward_refilled(
     stream: Stream | None,
 ) -> None:
     R, V = logits.shape
-    properties = current_device().properties
-    both_fit = 2 * (V * logits.itemsize + SHARED_BESIDES) <= properties.shared_bytes_per_block
-    threads, per_thread = _threads_refilled(V, both_fit)
-    rows_refilled = by_vectors.forward_backward_refilled(from_dtype(logits.dtype), threads, per_thread)
-    n_kept = _kept_elements(V, logits.itemsize, VECTOR * per_thread * threads, 2 if both_fit else 1)
-    grid = min(R, (2 if both_fit else 1) * properties.multiprocessors)
-    rows_refilled[grid, threads, stream, n_kept * logits.itemsize](
+    two_fit = 2 * (V * logits.itemsize + SHARED_BESIDES) <= current_device().properties.shared_bytes_per_block
+    threads = by_vectors.SHORT_BLOCK if V < VERY_LONG_ROW else 512 if two_fit else 1024
+    rows_refilled = by_vectors.forward_backward_refilled(from_dtype(logits.dtype), threads, REFILLED_PER_THREAD)
+    n_kept = _kept_elements(V, logits.itemsize, VECTOR * REFILLED_PER_THREAD * threads, 1)
+    nbytes = n_kept * logits.itemsize
+    rows_refilled[min(R, _resident_blocks(threads, nbytes)), threads, stream, nbytes](
         flat(logits), targets, loss, flat(dlogits), scale, V, classes, ignore_index, n_kept, flops=7 * logits.size
     )
 
 
-def _threads_refilled(V: int, both_fit: bool) -> tuple[int, int]:
-    """Threads of a block, and vectors of a thread."""
-    if V < VERY_LONG_ROW:
-        return by_vectors.SHORT_BLOCK, 2
-    return (512, 2) if both_fit else (1024, 2)
+def _resident_blocks(threads: int, nbytes: int) -> int:
+    """Blocks of so many threads, of 64 registers, and so much shared memory that all multiprocessors hold."""
+    properties = current_device().properties
+    of_each = min(1024 // threads, properties.shared_bytes_per_block // (nbytes + SHARED_BESIDES))
+    return max(of_each, 1) * properties.multiprocessors
 
 
 def _threads_in_turn(V: int) -> tuple[int, int]:
