@@ -38,7 +38,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
 from numba import types
@@ -61,28 +61,32 @@ _REGISTERS = {
 }
 
 
-class SharedArray:
-    """Annotation: an array in shared memory."""
+if TYPE_CHECKING:  # bodies index arrays, and calculate with indices
+    SharedArray = Any
+    GlobalSource = Any
+    GlobalTarget = Any
+    SourceMap = Any
+    TargetMap = Any
+    Index = Any
+else:
 
+    class SharedArray:
+        """Annotation: an array in shared memory."""
 
-class GlobalSource:
-    """Annotation: an array in global memory that is read."""
+    class GlobalSource:
+        """Annotation: an array in global memory that is read."""
 
+    class GlobalTarget:
+        """Annotation: an array in global memory that is written."""
 
-class GlobalTarget:
-    """Annotation: an array in global memory that is written."""
+    class SourceMap:
+        """Annotation: a tensor map of an array that is read."""
 
+    class TargetMap:
+        """Annotation: a tensor map of an array that is written."""
 
-class SourceMap:
-    """Annotation: a tensor map of an array that is read."""
-
-
-class TargetMap:
-    """Annotation: a tensor map of an array that is written."""
-
-
-class Index:
-    """Annotation: which element of the array before it."""
+    class Index:
+        """Annotation: which element of the array before it."""
 
 
 @dataclass(frozen=True)

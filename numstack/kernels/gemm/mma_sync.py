@@ -122,7 +122,7 @@ def _make_loader(rows: int, columns: int, width: int, threads: int) -> _Loader:
     # Then what a thread copies lies in the same turned column in all passes, and its addresses differ by constants.
     is_regular = step % 8 == 0
     swizzle = _make_swizzle(columns)
-    copy = {8: mma.cp_async_16, 4: mma.cp_async_8, 2: mma.cp_async_4}.get(width)
+    copy: Any = {8: mma.cp_async_16, 4: mma.cp_async_8, 2: mma.cp_async_4}.get(width)
     nbytes = 2 * width
 
     @cuda.jit(device=True)
