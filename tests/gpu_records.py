@@ -18,22 +18,34 @@ import pytest
 RECORDS = Path(__file__).with_name("gpu_records.json")
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = ROOT / "numstack" / "kernels"
-# Not operations: what they share, and the tools around them.
-NOT_OPERATIONS = {"__init__", "build", "catalogue", "launch", "variants", "warp", "philox"}
+PTX = ROOT / "numstack" / "device" / "ptx"
+TESTS = ROOT / "tests" / "kernels"
+NOT_OPERATIONS = {"build"}  # which has a test, as they have
 
 
 def operations() -> list[str]:
-    """Names of the kernel files."""
+    """Names of the kernel files that have a test of their own; the others are what they are made of."""
     names = {path.stem for path in KERNELS.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    return sorted(names - NOT_OPERATIONS)
+    return sorted(name for name in names - NOT_OPERATIONS if (TESTS / f"test_{name}.py").exists())
+
+
+def operation_of(test_file: str) -> str | None:
+    """The operation that ``test_gemm_tensor_cores`` is about: gemm; None if it is about none."""
+    stem = test_file.removeprefix("test_")
+    fitting = [name for name in operations() if stem == name or stem.startswith(f"{name}_")]
+    return max(fitting, key=len, default=None)
 
 
 @functools.cache
 def digest(name: str) -> str:
-    """Hash of what a kernel file compiles to: its code and that of the kernel files it imports, without comments."""
+    """Hash of what a kernel file compiles to: its code, and that of kernel files and PTX instructions that it imports,
+    without comments."""
     parts = [_code(ROOT / "numstack" / "device" / "conversions.py")]
-    for module in sorted(_reachable(name)):
+    modules = _reachable(name)
+    for module in sorted(modules):
         parts += [f"{module}: {_code(path)}" for path in _files(module)]
+    instructions = {found for module in modules for path in _files(module) for found in _instructions(path)}
+    parts += [f"{path.name}: {_code(path)}" for path in sorted(instructions)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -60,6 +72,20 @@ def _imported(node: ast.AST) -> list[str]:
         return []
     inside = node.module.removeprefix("numstack.kernels").lstrip(".")
     return [inside.split(".")[0]] if inside else [alias.name for alias in node.names]
+
+
+def _instructions(path: Path) -> set[Path]:
+    """Files of PTX instructions that a kernel file imports; all of them if it imports the package."""
+    found: set[Path] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names] + [node.module]
+            if "numstack.device.ptx" in names and node.module == "numstack.device":
+                found |= set(PTX.glob("*.py"))
+            found |= {
+                file for name in names if (file := PTX / f"{name.rpartition('.')[2]}.py").exists() and ".ptx." in name
+            }
+    return found
 
 
 def _code(path: Path) -> str:
@@ -103,8 +129,10 @@ class Plugin:
         path = Path(report.nodeid.split("::")[0])
         if path.parent.name != "kernels" or not (report.when == "call" or report.failed):
             return
-        counts = self.results.setdefault(path.stem.removeprefix("test_"), {"passed": 0, "failed": 0, "skipped": 0})
-        counts[report.outcome] += 1
+        operation = operation_of(path.stem)
+        if operation is not None:
+            counts = self.results.setdefault(operation, {"passed": 0, "failed": 0, "skipped": 0})
+            counts[report.outcome] += 1
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workerinput") or not self.results:
@@ -115,7 +143,7 @@ class Plugin:
         if device.kind != "cuda":
             return
         records: dict[str, Any] = json.loads(RECORDS.read_text()) if RECORDS.exists() else {}
-        for name in set(self.results) & set(operations()):
+        for name in self.results:
             records[name] = {"digest": digest(name), "card": device.name, **self.results[name]}
         RECORDS.write_text(json.dumps(records, indent=1, sort_keys=True) + "\n")
 

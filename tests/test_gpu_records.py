@@ -19,8 +19,18 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "numstack" / "device" / "conversions.py").write_text("x = 1\n")
     (folder / "warp.py").write_text("def total(x): return x\n")
     (folder / "gelu.py").write_text('"""Docs."""\nfrom numstack.kernels.warp import total\n')
-    (folder / "gemm.py").write_text("from numstack.kernels import gelu\n")
+    (folder / "gemm.py").write_text("from numstack.kernels import gelu\nfrom numstack.device.ptx import mma\n")
+    instructions = tmp_path / "numstack" / "device" / "ptx"
+    instructions.mkdir()
+    (instructions / "mma.py").write_text("TEXT = 'mma'\n")
+    (instructions / "tma.py").write_text("TEXT = 'tma'\n")
+    tests = tmp_path / "tests" / "kernels"
+    tests.mkdir(parents=True)
+    for name in ("gelu", "gemm", "gemm_large", "sass"):
+        (tests / f"test_{name}.py").write_text("")
     monkeypatch.setattr(gpu_records, "KERNELS", folder)
+    monkeypatch.setattr(gpu_records, "PTX", instructions)
+    monkeypatch.setattr(gpu_records, "TESTS", tests)
     monkeypatch.setattr(gpu_records, "ROOT", tmp_path)
     monkeypatch.setattr(gpu_records, "RECORDS", tmp_path / "records.json")
     gpu_records.digest.cache_clear()
@@ -57,6 +67,23 @@ def test_a_change_of_what_is_shared_reaches_every_user(kernels: Path) -> None:
     record(gelu=0, gemm=0)
     (kernels / "warp.py").write_text("def total(x): return -x\n")
     assert changed() == ["gelu", "gemm"]
+
+
+def test_a_change_of_an_instruction_reaches_who_imports_it(kernels: Path) -> None:
+    record(gelu=0, gemm=0)
+    (kernels.parent / "device" / "ptx" / "tma.py").write_text("TEXT = 'other'\n")
+    assert changed() == []
+    (kernels.parent / "device" / "ptx" / "mma.py").write_text("TEXT = 'other'\n")
+    assert changed() == ["gemm"]
+    record(gelu=0, gemm=0)
+    (kernels / "gelu.py").write_text("from numstack.device import ptx\n")
+    assert changed() == ["gelu", "gemm"]
+
+
+def test_several_files_may_test_an_operation(kernels: Path) -> None:
+    assert gpu_records.operations() == ["gelu", "gemm"]
+    names = [gpu_records.operation_of(f"test_{name}") for name in ("gemm", "gemm_large", "gemmish", "sass")]
+    assert names == ["gemm", "gemm", None, None]
 
 
 def test_real_operations_have_digests() -> None:
