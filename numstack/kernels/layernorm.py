@@ -47,7 +47,6 @@ BLOCK = 128  # threads of the one-dimensional blocks
 ROWS = 4  # rows of a block where a warp takes a row
 VECTORS = 4  # vectors of a row that a thread keeps, at most
 GROUPS = 528  # most blocks of the backward pass, and so rows of partial sums: four a multiprocessor on an H200
-REDUCERS = 32  # warps that share the partial sums of 32 columns
 
 
 def reference(x_RC: np.ndarray, weight_C: np.ndarray, bias_C: np.ndarray, eps: float) -> tuple[np.ndarray, ...]:
@@ -281,8 +280,8 @@ def _backward_row_groups(dy_RC, x_RC, weight_C, mean_R, rstd_R, dx_RC, partial_2
 
 @kernel
 def _sum_groups(partial_2GC, dweight_C, dbias_C, accumulate):
-    """Block (32, REDUCERS): warp y adds groups y, y + REDUCERS, ... of 32 columns; warp 0 adds the warps' sums."""
-    sums = cuda.shared.array((2, REDUCERS, WARP), float32)
+    """Block (32, 32), of 32 columns: warp y adds groups y, y + 32, ..., then, by shuffles, the 32 sums of column y."""
+    sums = cuda.shared.array((2, WARP, WARP + 1), float32)  # one more, or all of a column were in one memory bank
     lane = cuda.threadIdx.x
     warp = cuda.threadIdx.y
     c = cuda.blockIdx.x * WARP + lane
@@ -290,7 +289,7 @@ def _sum_groups(partial_2GC, dweight_C, dbias_C, accumulate):
     C = partial_2GC.shape[2]
     dweight = float32(0)
     dbias = float32(0)
-    for g0 in range(0, G, REDUCERS):
+    for g0 in range(0, G, WARP):
         g = g0 + warp
         if g < G and c < C:
             dweight += partial_2GC[0, g, c]
@@ -298,10 +297,10 @@ def _sum_groups(partial_2GC, dweight_C, dbias_C, accumulate):
     sums[0, warp, lane] = dweight
     sums[1, warp, lane] = dbias
     cuda.syncthreads()
-    if warp == 0 and c < C:
-        for y in range(1, REDUCERS):
-            dweight += sums[0, y, lane]
-            dbias += sums[1, y, lane]
+    dweight = warp_sum(sums[0, lane, warp])
+    dbias = warp_sum(sums[1, lane, warp])
+    c = cuda.blockIdx.x * WARP + warp
+    if lane == 0 and c < C:
         if accumulate:
             dweight += widen(dweight_C[c])
             dbias += widen(dbias_C[c])
@@ -362,7 +361,7 @@ def _backward_by_groups(
     _backward_row_groups[groups, (WARP, ROWS), stream](
         dy, x, weight, mean, rstd, dx, partial, accumulate_dx, flops=16 * x.size
     )
-    _sum_groups[ceil_div(C, WARP), (WARP, REDUCERS), stream](partial, dweight, dbias, accumulate)
+    _sum_groups[ceil_div(C, WARP), (WARP, WARP), stream](partial, dweight, dbias, accumulate)
 
 
 def _backward_by_registers(
@@ -375,7 +374,7 @@ def _backward_by_registers(
     layernorm_registers.backward(plan.layout, plan.batch)[plan.blocks, plan.layout.block, stream](
         dy, x, weight, mean, rstd, dx, partial, accumulate_dx, 1 / C, flops=16 * x.size
     )
-    _sum_groups[ceil_div(C, WARP), (WARP, REDUCERS), stream](partial, dweight, dbias, accumulate)
+    _sum_groups[ceil_div(C, WARP), (WARP, WARP), stream](partial, dweight, dbias, accumulate)
 
 
 FORWARD = Variants(

@@ -47,7 +47,6 @@ from numstack.kernels.launch import (
 )
 from numstack.kernels.reduce_vectors import (
     BLOCKS,
-    REDUCERS,
     TILE,
     VECTOR,
     WARPS,
@@ -444,7 +443,7 @@ def _sum_rows_by_vectors(x_RC: Array, out_C: Array, workspace: Array, accumulate
     n_tiles, n_stretches, stretch = n_tiles_and_stretches(n_rows, n_columns)
     sum_rows_first_phase[(n_tiles, n_stretches), (WARP, WARPS), stream](x_RC, workspace, stretch, flops=x_RC.size)
     grid = ceil_div(n_columns, WARP)
-    sum_partials[grid, (WARP, REDUCERS), stream](workspace, out_C, n_stretches, accumulate)
+    sum_partials[grid, (WARP, WARP), stream](workspace, out_C, n_stretches, accumulate)
 
 
 SUM_ROWS_VARIANTS = Variants(

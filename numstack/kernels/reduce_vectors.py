@@ -11,7 +11,7 @@ from numba import cuda, float32
 
 from numstack.device import Kernel, kernel, narrow, ptx, widen
 from numstack.kernels.launch import ceil_div
-from numstack.kernels.warp import WARP
+from numstack.kernels.warp import WARP, warp_sum
 
 BLOCK = 256
 VECTOR = 8
@@ -23,7 +23,6 @@ WARPS = 8  # sum_rows: warps of a block, each with rows of its own
 ROWS = 8  # of a warp on their way at once
 ROW_ELEMENTS = ROWS * VECTOR
 COLUMNS = WARP * VECTOR  # of a block
-REDUCERS = 32  # warps that share the partial sums of 32 columns
 
 
 def make_first_phase(
@@ -110,22 +109,25 @@ def sum_rows_first_phase(x_RC, partial_SC, stretch):
 
 @kernel
 def sum_partials(partial_SC, out_C, n_partials, accumulate):
-    """out = sums of columns of the first ``n_partials`` rows. Block (32, REDUCERS): 32 columns, each warp its rows."""
-    shared = cuda.shared.array((REDUCERS, WARP), float32)
+    """out = sums of columns of the first ``n_partials`` rows, by blocks of 32 x 32 threads.
+
+    Of 32 columns, warp y adds rows y, y + 32, ...; then it adds up, by shuffles, the 32 sums of column y.
+    """
+    shared = cuda.shared.array((WARP, WARP + 1), float32)  # one column more, or all of a column were in one memory bank
     lane = cuda.threadIdx.x
     warp = cuda.threadIdx.y
     C = out_C.size
     c = cuda.blockIdx.x * WARP + lane
     total = float32(0)
-    for s0 in range(0, n_partials, REDUCERS):
+    for s0 in range(0, n_partials, WARP):
         s = s0 + warp
         if s < n_partials and c < C:
             total += partial_SC[s * C + c]
     shared[warp, lane] = total
     cuda.syncthreads()
-    if warp == 0 and c < C:
-        for w in range(1, REDUCERS):
-            total += shared[w, lane]
+    total = warp_sum(shared[lane, warp])
+    c = cuda.blockIdx.x * WARP + warp
+    if lane == 0 and c < C:
         if accumulate:
             total += widen(out_C[c])
         out_C[c] = narrow(total, out_C.dtype)

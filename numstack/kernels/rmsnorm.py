@@ -35,7 +35,7 @@ from numstack.kernels.launch import (
     check_workspace,
     flat,
 )
-from numstack.kernels.reduce_vectors import REDUCERS, sum_partials
+from numstack.kernels.reduce_vectors import sum_partials
 from numstack.kernels.rows import (
     PERSISTENT_VECTORS,
     VECTOR,
@@ -285,7 +285,7 @@ def _backward_by_registers(
     _backward_in_registers(plan.layout, plan.batch)[plan.blocks, plan.layout.block, stream](
         dy, x, weight, rstd, dx, partial, accumulate_dx, 1 / C, flops=11 * x.size
     )
-    sum_partials[ceil_div(C, WARP), (WARP, REDUCERS), stream](flat(partial), dweight, plan.blocks, accumulate)
+    sum_partials[ceil_div(C, WARP), (WARP, WARP), stream](flat(partial), dweight, plan.blocks, accumulate)
 
 
 FORWARD = Variants(
