@@ -19,7 +19,7 @@ from functools import cache, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, int32, uint16, uint32
+from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numstack.device import Kernel, Stream, current_device, kernel, narrow, widen
 from numstack.device.ptx import mma, vectors
@@ -61,7 +61,10 @@ class Tiles(NamedTuple):
         return 2 * self.stages * (self.m + self.n) * self.k
 
 
-TILES = Tiles(128, 128, 32, 64, 64, 4)
+# The first that fits shared memory; and for rows that are not whole 16 bytes: many small copies take registers.
+TILES = (Tiles(256, 128, 64, 64, 64, 3), Tiles(256, 128, 32, 64, 64, 4), Tiles(128, 128, 32, 64, 64, 3))
+TILES_IN_PIECES = Tiles(128, 64, 32, 64, 32, 3)
+A_EDGE, A_DEPTH, B_EDGE, B_DEPTH = range(4)  # what is left to copy: see _Loader
 # On a CPU the kernel shows that it is right, not that it is fast: small parts compile in less time.
 TILES_ON_CPU = Tiles(32, 32, 32, 16, 16, 3)
 
@@ -104,17 +107,20 @@ def _make_swizzle(columns: int) -> Any:
 
 
 class _Loader(NamedTuple):
-    """How a block copies a tile of ``rows`` x ``columns`` elements: thread t the chunk at (row, column), and those
-    ``step`` rows further down.
+    """How a block copies tiles of an operand: device functions.
+
+    ``begin(first, extent, k) -> at, edge, depth``: where this thread begins, in an operand of which ``extent`` rows or
+    columns are ours and the other axis is k; how many of its rows or columns are left from there, and how much of k.
+
+    ``load(tile, start, source, at, stride, edge, depth)``: a tile to ``tile[start]`` and on.
     """
 
+    begin: Any
     load: Any
-    row: Any
-    column: Any
-    step: int
+    step: int  # rows between what one thread copies
 
 
-def _make_loader(rows: int, columns: int, width: int, threads: int) -> _Loader:
+def _make_loader(rows: int, columns: int, width: int, threads: int, *, k_is_down: bool) -> _Loader:
     chunks = columns // width
     step = threads // chunks
     passes = rows // step
@@ -126,32 +132,38 @@ def _make_loader(rows: int, columns: int, width: int, threads: int) -> _Loader:
     nbytes = 2 * width
 
     @cuda.jit(device=True)
-    def first_row():
-        return cuda.threadIdx.x // chunks
-
-    @cuda.jit(device=True)
-    def first_column():
-        return cuda.threadIdx.x % chunks * width
+    def begin(first, extent, k):
+        row = cuda.threadIdx.x // chunks
+        column = cuda.threadIdx.x % chunks * width
+        if k_is_down:
+            at, edge, depth = row * extent + first + column, extent - first - column, k - row
+        else:
+            at, edge, depth = (first + row) * k + column, extent - first - row, k - column
+        return at, edge, depth
 
     @cuda.jit(device=True)
     def place_of(row, column):
         return row * columns + (((column >> 3) ^ swizzle(row)) << 3) + (column & 7)
 
     @cuda.jit(device=True)
-    def load(tile, start, source, at, stride, rows_left, columns_left):
-        """From ``source[at]`` and on, ``stride`` elements a pass; zeros where no rows or columns are left."""
+    def load(tile, start, source, at, stride, edge, depth):
+        row = cuda.threadIdx.x // chunks
+        column = cuda.threadIdx.x % chunks * width
         for p in range(passes):
-            is_inside = p * step < rows_left and columns_left > 0
-            if is_regular:
-                place = start + place_of(first_row(), first_column()) + p * step * columns
+            if k_is_down:
+                is_inside = p * step < depth and edge > 0
             else:
-                place = start + place_of(first_row() + p * step, first_column())
+                is_inside = p * step < edge and depth > 0
+            if is_regular:
+                place = start + place_of(row, column) + p * step * columns
+            else:
+                place = start + place_of(row + p * step, column)
             if width == 1:
                 tile[place] = source[at + p * stride] if is_inside else uint16(0)
             else:
                 copy(tile, place, source, at + p * stride, nbytes if is_inside else 0)
 
-    return _Loader(load, first_row, first_column, step)
+    return _Loader(begin, load, step)
 
 
 def _make_finish(spec: Spec) -> Any:
@@ -273,8 +285,10 @@ def make_kernel(form: Form) -> Kernel:
     stage, ring = a_size + b_size, stages * (a_size + b_size)
     a_part, b_part, c_part = blocks_m * 4, blocks_n * 2, blocks_m * blocks_n * 4  # registers
     a_registers, b_registers = 2 * a_part, 2 * b_part
-    load_a, row_of_a, column_of_a, a_step = _make_loader(a_size // a_columns, a_columns, a_width, tiles.threads)
-    load_b, row_of_b, column_of_b, b_step = _make_loader(b_size // b_columns, b_columns, b_width, tiles.threads)
+    begin_a, load_a, a_step = _make_loader(a_size // a_columns, a_columns, a_width, tiles.threads, k_is_down=a_is_KM)
+    begin_b, load_b, b_step = _make_loader(
+        b_size // b_columns, b_columns, b_width, tiles.threads, k_is_down=not b_is_NK
+    )
     swizzle_a, swizzle_b = _make_swizzle(a_columns), _make_swizzle(b_columns)
     load_a_block = mma.ldmatrix_x4_trans if a_is_KM else mma.ldmatrix_x4
     load_b_block = mma.ldmatrix_x4 if b_is_NK else mma.ldmatrix_x4_trans
@@ -293,12 +307,33 @@ def make_kernel(form: Form) -> Kernel:
             at = (b_from ^ (s * 16)) + j * 16 * b_columns if b_is_NK else (b_from ^ (j * 16)) + s * 16 * b_columns
             load_b_block(b_fragments, half * b_part + j * 4, ring_U, at)
 
+    @cuda.jit(device=True)
+    def copy_stage(ring_U, start, a, b, at, left, m, n, k):
+        """Start copying a stage, and go to the next."""
+        load_a(ring_U, start, a, at[0], a_step * (m if a_is_KM else k), left[A_EDGE], left[A_DEPTH])
+        load_b(ring_U, start + a_size, b, at[1], b_step * (k if b_is_NK else n), left[B_EDGE], left[B_DEPTH])
+        mma.cp_async_commit_group()
+        at[0] += tile_k * m if a_is_KM else tile_k
+        at[1] += tile_k if b_is_NK else tile_k * n
+        left[A_DEPTH] -= int32(tile_k)
+        left[B_DEPTH] -= int32(tile_k)
+
+    @cuda.jit(device=True)
+    def multiply_fragments(total, a_fragments, b_fragments, half):
+        for i in range(blocks_m):
+            for j in range(blocks_n):
+                a_first, b_first = half * a_part + i * 4, half * b_part + j * 2
+                multiply(total, (i * blocks_n + j) * 4, a_fragments, a_first, b_fragments, b_first)
+
     @kernel(name=spec.name("mma_sync"))
     def mma_sync(a, b, c, bias, residual, preactivation, alpha, m, n, k):
         ring_U = cuda.shared.array(0, uint16)
+        staged = cuda.shared.array(0, float32)
         total = cuda.local.array(c_part, float32)
         a_fragments = cuda.local.array(a_registers, uint32)
         b_fragments = cuda.local.array(b_registers, uint32)
+        at = cuda.local.array(2, int64)
+        left = cuda.local.array(4, int32)
         i0 = (cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x) * tile_m
         j0 = cuda.blockIdx.y * tile_n
         if i0 >= m:
@@ -307,8 +342,6 @@ def make_kernel(form: Form) -> Kernel:
         warp = cuda.threadIdx.x >> 5
         warp_i = (warp // warps_n) * warp_m
         warp_j = (warp % warps_n) * warp_n
-        for i in range(c_part):
-            total[i] = float32(0)
 
         # Where, in a stage, the row begins that this lane names to ldmatrix: of the first block of its warp's part.
         # For other blocks a constant is added along columns of chunks, and flips bits of the chunk along a row.
@@ -317,88 +350,46 @@ def make_kernel(form: Form) -> Kernel:
         near = (lane & 7) + (high << 3)
         far = (lane >> 3) & 1
         if a_is_KM:
-            a_lane = near * a_columns + ((((warp_i >> 3) + far) ^ swizzle_a(near)) << 3)
+            a_lane = int32(near * a_columns + ((((warp_i >> 3) + far) ^ swizzle_a(near)) << 3))
         else:
-            a_lane = (warp_i + low) * a_columns + ((high ^ swizzle_a(low)) << 3)
+            a_lane = int32((warp_i + low) * a_columns + ((high ^ swizzle_a(low)) << 3))
         if b_is_NK:
-            b_lane = a_size + (warp_j + near) * b_columns + ((far ^ swizzle_b(near)) << 3)
+            b_lane = int32(a_size + (warp_j + near) * b_columns + ((far ^ swizzle_b(near)) << 3))
         else:
-            b_lane = a_size + low * b_columns + ((((warp_j >> 3) + high) ^ swizzle_b(low)) << 3)
+            b_lane = int32(a_size + low * b_columns + ((((warp_j >> 3) + high) ^ swizzle_b(low)) << 3))
 
-        # What this thread copies: where it begins, by how much it moves from a stage to the next, and how many rows
-        # and columns are left from there on.
-        if a_is_KM:
-            a_at = row_of_a() * m + i0 + column_of_a()
-            a_stride, a_move = a_step * m, tile_k * m
-            a_rows, a_columns_left = int32(k - row_of_a()), int32(m - i0 - column_of_a())
-        else:
-            a_at = (i0 + row_of_a()) * k + column_of_a()
-            a_stride, a_move = a_step * k, tile_k
-            a_rows, a_columns_left = int32(m - i0 - row_of_a()), int32(k - column_of_a())
-        if b_is_NK:
-            b_at = (j0 + row_of_b()) * k + column_of_b()
-            b_stride, b_move = b_step * k, tile_k
-            b_rows, b_columns_left = int32(n - j0 - row_of_b()), int32(k - column_of_b())
-        else:
-            b_at = row_of_b() * n + j0 + column_of_b()
-            b_stride, b_move = b_step * n, tile_k * n
-            b_rows, b_columns_left = int32(k - row_of_b()), int32(n - j0 - column_of_b())
-
+        at[0], left[A_EDGE], left[A_DEPTH] = begin_a(i0, m, k)
+        at[1], left[B_EDGE], left[B_DEPTH] = begin_b(j0, n, k)
         for s in range(stages - 1):
-            load_a(ring_U, s * stage, a, a_at, a_stride, a_rows, a_columns_left)
-            load_b(ring_U, s * stage + a_size, b, b_at, b_stride, b_rows, b_columns_left)
-            mma.cp_async_commit_group()
-            a_at += a_move
-            b_at += b_move
-            if a_is_KM:
-                a_rows = int32(a_rows - tile_k)
-            else:
-                a_columns_left = int32(a_columns_left - tile_k)
-            if b_is_NK:
-                b_columns_left = int32(b_columns_left - tile_k)
-            else:
-                b_rows = int32(b_rows - tile_k)
-        wait_for_next()
-        cuda.syncthreads()
+            copy_stage(ring_U, s * stage, a, b, at, left, m, n, k)
+        for i in range(c_part):
+            total[i] = float32(0)
         reading = int32(0)
         writing = int32((stages - 1) * stage)
-        load_fragments(a_fragments, b_fragments, 0, ring_U, a_lane, b_lane, 0)
-        for _ in range((k + tile_k - 1) // tile_k):
-            for s in range(steps_k):
-                if s == steps_k - 1:
-                    wait_for_next()
-                    cuda.syncthreads()
-                    reading = int32(reading + stage)
-                    if reading == ring:
-                        reading = int32(0)
-                a_from, b_from = reading + a_lane, reading + b_lane
-                load_fragments(a_fragments, b_fragments, (s + 1) & 1, ring_U, a_from, b_from, (s + 1) % steps_k)
+        for step in range(int32((k + tile_k - 1) // tile_k)):
+            wait_for_next()
+            cuda.syncthreads()
+            a_from, b_from = reading + a_lane, reading + b_lane
+            load_fragments(a_fragments, b_fragments, 0, ring_U, a_from, b_from, 0)
+            # The last 16 steps of k of the stage before: compilers cannot move them to before the barrier.
+            if step > 0:
+                multiply_fragments(total, a_fragments, b_fragments, 1)
+            for s in range(steps_k - 1):
+                load_fragments(a_fragments, b_fragments, (s + 1) & 1, ring_U, a_from, b_from, s + 1)
                 if s == 0:
-                    # Into the stage that was read last before the barrier.
-                    load_a(ring_U, writing, a, a_at, a_stride, a_rows, a_columns_left)
-                    load_b(ring_U, writing + a_size, b, b_at, b_stride, b_rows, b_columns_left)
-                    mma.cp_async_commit_group()
+                    # Into the stage that all have read before the barrier.
+                    copy_stage(ring_U, writing, a, b, at, left, m, n, k)
                     writing = int32(writing + stage)
                     if writing == ring:
                         writing = int32(0)
-                    a_at += a_move
-                    b_at += b_move
-                    if a_is_KM:
-                        a_rows = int32(a_rows - tile_k)
-                    else:
-                        a_columns_left = int32(a_columns_left - tile_k)
-                    if b_is_NK:
-                        b_columns_left = int32(b_columns_left - tile_k)
-                    else:
-                        b_rows = int32(b_rows - tile_k)
-                for i in range(blocks_m):
-                    for j in range(blocks_n):
-                        a_first, b_first = (s & 1) * a_part + i * 4, (s & 1) * b_part + j * 2
-                        multiply(total, (i * blocks_n + j) * 4, a_fragments, a_first, b_fragments, b_first)
-
+                multiply_fragments(total, a_fragments, b_fragments, s & 1)
+            reading = int32(reading + stage)
+            if reading == ring:
+                reading = int32(0)
+        if k > 0:
+            multiply_fragments(total, a_fragments, b_fragments, 1)
         wait_for_all()
         cuda.syncthreads()
-        staged = cuda.shared.array(0, float32)
         i_warp = i0 + warp_i
         j_warp = j0 + warp_j
         store(total, staged, warp, lane, alpha, i_warp, j_warp, m, n, c, bias, residual, preactivation)
@@ -411,24 +402,34 @@ def launch(problem: Problem, stream: Stream | None, tiles: Tiles | None = None) 
     m, n, k, a, b, c = problem.m, problem.n, problem.k, problem.a, problem.b, problem.c
     extras = (problem.bias, problem.residual, problem.preactivation)
     given = [x for x in extras if x is not None]
-    tiles = tiles or (TILES if current_device().kind == "cuda" else TILES_ON_CPU)
+    widths = _width(a), _width(b)
+    tiles = tiles or _tiles_for(min(widths))
     form = Form(
         spec=problem.spec,
         is_float16=a.dtype == np.float16,
-        a_width=_width(a),
-        b_width=_width(b),
+        a_width=widths[0],
+        b_width=widths[1],
         has_wide_rows=n % _CHUNK == 0 and are_aligned(c, *given),
         tiles=tiles,
     )
-    rows = ceil_div(m, tiles.m)
-    group = min(_GROUP, max(rows, 1))
-    grid = (group, ceil_div(n, tiles.n), ceil_div(rows, group))
     # c stands in for what is not given; the kernel does not touch it.
     a, b = (flat(x if x.dtype == np.uint16 else x.view(np.uint16)) for x in (a, b))
     others = [flat(c if x is None else x) for x in (c, *extras)]
+    rows = ceil_div(m, tiles.m)
+    group = min(_GROUP, max(rows, 1))
+    grid = (group, ceil_div(n, tiles.n), ceil_div(rows, group))
     make_kernel(form)[grid, tiles.threads, stream, tiles.shared_bytes](
         a, b, *others, problem.alpha, m, n, k, flops=problem.flops
     )
+
+
+def _tiles_for(width: int) -> Tiles:
+    device = current_device()
+    if device.kind == "cpu":
+        return TILES_ON_CPU
+    if width < _CHUNK:
+        return TILES_IN_PIECES
+    return next(tiles for tiles in TILES if tiles.shared_bytes <= device.properties.shared_bytes_per_block)
 
 
 def _width(x: Any) -> int:
