@@ -39,6 +39,7 @@ from numstack.kernels.launch import (
     check_shape,
     check_workspace,
 )
+from numstack.kernels.reduce_vectors import ODD
 from numstack.kernels.rows import PERSISTENT_VECTORS, fits, layout, persistent, row_of
 from numstack.kernels.variants import Variant, Variants
 from numstack.kernels.warp import WARP, warp_sum
@@ -281,7 +282,7 @@ def _backward_row_groups(dy_RC, x_RC, weight_C, mean_R, rstd_R, dx_RC, partial_2
 @kernel
 def _sum_groups(partial_2GC, dweight_C, dbias_C, accumulate):
     """Block (32, 32), of 32 columns: warp y adds groups y, y + 32, ..., then, by shuffles, the 32 sums of column y."""
-    sums = cuda.shared.array((2, WARP, WARP + 1), float32)  # one more, or all of a column were in one memory bank
+    sums = cuda.shared.array((2, WARP, ODD), float32)
     lane = cuda.threadIdx.x
     warp = cuda.threadIdx.y
     c = cuda.blockIdx.x * WARP + lane

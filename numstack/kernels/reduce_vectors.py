@@ -23,6 +23,7 @@ WARPS = 8  # sum_rows: warps of a block, each with rows of its own
 ROWS = 8  # of a warp on their way at once
 ROW_ELEMENTS = ROWS * VECTOR
 COLUMNS = WARP * VECTOR  # of a block
+ODD = WARP + 1  # the width of a square in shared memory, or all of a column were in one memory bank
 
 
 def make_first_phase(
@@ -113,7 +114,7 @@ def sum_partials(partial_SC, out_C, n_partials, accumulate):
 
     Of 32 columns, warp y adds rows y, y + 32, ...; then it adds up, by shuffles, the 32 sums of column y.
     """
-    shared = cuda.shared.array((WARP, WARP + 1), float32)  # one column more, or all of a column were in one memory bank
+    shared = cuda.shared.array((WARP, ODD), float32)
     lane = cuda.threadIdx.x
     warp = cuda.threadIdx.y
     C = out_C.size
