@@ -17,7 +17,9 @@ No array of T x T is ever stored. Ladder: ``three_pass`` has a block for each ro
 maximum, for the sum and for the result; ``online_tiles`` has a block for 32 rows, which takes a tile of keys at a time
 into shared memory and corrects what it has summed when the maximum grows, so that q, k and v are read once and every
 element loaded is used 32 times. Tiles above the diagonal are skipped. Backward is deterministic: dq loops over keys in
-one kernel, dk and dv over queries in another (seven matrix products instead of five), with no atomics.
+one kernel, dk and dv over queries in another (seven matrix products instead of five), with no atomics. ``wgmma``, for
+Hopper, makes all three in one kernel with five products: dq is summed in global memory, block of keys after block of
+keys in a fixed order, with the work arranged so that no block waits for its turn.
 
 Arrays are [batch, head, time, width] and may be strided views, so that q, k and v may be parts of one packed projection
 (B, T, 3, H, D) and out a part of (B, T, H, D). The width D is at most 128; sums are float32.
@@ -33,7 +35,7 @@ import numpy as np
 
 from numstack.device import Array, Stream
 from numstack.errors import ShapeError
-from numstack.kernels.attention import mma_forward, online_tiles, three_pass, wgmma_forward
+from numstack.kernels.attention import mma_forward, online_tiles, three_pass, wgmma_backward, wgmma_forward
 from numstack.kernels.attention.hopper import Operands
 from numstack.kernels.launch import (
     check_contiguous,
@@ -148,13 +150,22 @@ BACKWARD = Variants(
             _with_delta(online_tiles.backward),
             note="32 rows share each tile of the other side in shared memory.",
         ),
+        Variant(
+            "wgmma",
+            wgmma_backward.backward,
+            note="Tensor cores of Hopper; one kernel with five products instead of two with seven, dq summed in turns.",
+            supports=wgmma_backward.supports,
+            made_for="sm_90a",
+        ),
     ],
 )
 
 
 def workspace_size(q_BHTD: Array) -> int:
     """Float32 elements of workspace that :func:`backward` needs for such queries on this device."""
-    B, H, T, _ = q_BHTD.shape
+    B, H, T, D = q_BHTD.shape
+    if q_BHTD.itemsize == 2 and "wgmma" in BACKWARD.runnable():
+        return wgmma_backward.workspace_size(B, H, T, D)
     return int(B * H * T)
 
 
@@ -276,4 +287,5 @@ def backward(
     scale = 1 / math.sqrt(q_BHTD.shape[3]) if scale is None else float(scale)
     arrays = (q_BHTD, k_BHTD, v_BHTD, out_BHTD, dout_BHTD, lse_BHT, dq_BHTD, dk_BHTD, dv_BHTD)
     product = _flops_of_product(q_BHTD, k_BHTD, causal)
-    BACKWARD.pick(variant).launch(arrays, workspace, scale, causal, product, stream)
+    operands = Operands((q_BHTD, k_BHTD, v_BHTD, out_BHTD, dout_BHTD, dq_BHTD, dk_BHTD, dv_BHTD), scale)
+    BACKWARD.pick(variant, operands).launch(arrays, workspace, scale, causal, product, stream)
