@@ -63,7 +63,7 @@ class Tiles(NamedTuple):
 
 # The first that fits shared memory; and for rows that are not whole 16 bytes: many small copies take registers.
 TILES = (Tiles(256, 128, 64, 64, 64, 3), Tiles(256, 128, 32, 64, 64, 4), Tiles(128, 128, 32, 64, 64, 3))
-TILES_IN_PIECES = Tiles(128, 64, 32, 64, 32, 3)
+TILES_IN_PIECES = Tiles(128, 64, 32, 32, 64, 3)
 A_EDGE, A_DEPTH, B_EDGE, B_DEPTH = range(4)  # what is left to copy: see _Loader
 # On a CPU the kernel shows that it is right, not that it is fast: small parts compile in less time.
 TILES_ON_CPU = Tiles(32, 32, 32, 16, 16, 3)
@@ -285,6 +285,7 @@ def make_kernel(form: Form) -> Kernel:
     stage, ring = a_size + b_size, stages * (a_size + b_size)
     a_part, b_part, c_part = blocks_m * 4, blocks_n * 2, blocks_m * blocks_n * 4  # registers
     a_registers, b_registers = 2 * a_part, 2 * b_part
+    b_loads = blocks_n // 2 // blocks_m
     begin_a, load_a, a_step = _make_loader(a_size // a_columns, a_columns, a_width, tiles.threads, k_is_down=a_is_KM)
     begin_b, load_b, b_step = _make_loader(
         b_size // b_columns, b_columns, b_width, tiles.threads, k_is_down=not b_is_NK
@@ -298,14 +299,20 @@ def make_kernel(form: Form) -> Kernel:
     store = _make_store(form)
 
     @cuda.jit(device=True)
-    def load_fragments(a_fragments, b_fragments, half, ring_U, a_from, b_from, s):
-        """The s-th 16 steps of k of a stage, into one half of the registers."""
-        for i in range(blocks_m):
-            at = (a_from ^ (i * 16)) + s * 16 * a_columns if a_is_KM else (a_from ^ (s * 16)) + i * 16 * a_columns
-            load_a_block(a_fragments, half * a_part + i * 4, ring_U, at)
-        for j in range(blocks_n // 2):
+    def load_row(a_fragments, b_fragments, half, ring_U, a_from, b_from, s, i):
+        """Of the s-th 16 steps of k of a stage, the i-th 16 rows of a and as large a part of b, into a half."""
+        at = (a_from ^ (i * 16)) + s * 16 * a_columns if a_is_KM else (a_from ^ (s * 16)) + i * 16 * a_columns
+        load_a_block(a_fragments, half * a_part + i * 4, ring_U, at)
+        for part in range(b_loads):
+            j = i * b_loads + part
             at = (b_from ^ (s * 16)) + j * 16 * b_columns if b_is_NK else (b_from ^ (j * 16)) + s * 16 * b_columns
             load_b_block(b_fragments, half * b_part + j * 4, ring_U, at)
+
+    @cuda.jit(device=True)
+    def multiply_row(total, a_fragments, b_fragments, half, i):
+        for j in range(blocks_n):
+            a_first, b_first = half * a_part + i * 4, half * b_part + j * 2
+            multiply(total, (i * blocks_n + j) * 4, a_fragments, a_first, b_fragments, b_first)
 
     @cuda.jit(device=True)
     def copy_stage(ring_U, start, a, b, at, left, m, n, k):
@@ -317,13 +324,6 @@ def make_kernel(form: Form) -> Kernel:
         at[1] += tile_k if b_is_NK else tile_k * n
         left[A_DEPTH] -= int32(tile_k)
         left[B_DEPTH] -= int32(tile_k)
-
-    @cuda.jit(device=True)
-    def multiply_fragments(total, a_fragments, b_fragments, half):
-        for i in range(blocks_m):
-            for j in range(blocks_n):
-                a_first, b_first = half * a_part + i * 4, half * b_part + j * 2
-                multiply(total, (i * blocks_n + j) * 4, a_fragments, a_first, b_fragments, b_first)
 
     @kernel(name=spec.name("mma_sync"))
     def mma_sync(a, b, c, bias, residual, preactivation, alpha, m, n, k):
@@ -370,24 +370,27 @@ def make_kernel(form: Form) -> Kernel:
             wait_for_next()
             cuda.syncthreads()
             a_from, b_from = reading + a_lane, reading + b_lane
-            load_fragments(a_fragments, b_fragments, 0, ring_U, a_from, b_from, 0)
-            # The last 16 steps of k of the stage before: compilers cannot move them to before the barrier.
-            if step > 0:
-                multiply_fragments(total, a_fragments, b_fragments, 1)
+            # Loads of the next fragments stand between products. The first are those of the last 16 steps of the stage
+            # before: compilers cannot move them to before the barrier.
+            for i in range(blocks_m):
+                load_row(a_fragments, b_fragments, 0, ring_U, a_from, b_from, 0, i)
+                if step > 0:
+                    multiply_row(total, a_fragments, b_fragments, 1, i)
+            # Into the stage that all have read before the barrier.
+            copy_stage(ring_U, writing, a, b, at, left, m, n, k)
+            writing = int32(writing + stage)
+            if writing == ring:
+                writing = int32(0)
             for s in range(steps_k - 1):
-                load_fragments(a_fragments, b_fragments, (s + 1) & 1, ring_U, a_from, b_from, s + 1)
-                if s == 0:
-                    # Into the stage that all have read before the barrier.
-                    copy_stage(ring_U, writing, a, b, at, left, m, n, k)
-                    writing = int32(writing + stage)
-                    if writing == ring:
-                        writing = int32(0)
-                multiply_fragments(total, a_fragments, b_fragments, s & 1)
+                for i in range(blocks_m):
+                    load_row(a_fragments, b_fragments, (s + 1) & 1, ring_U, a_from, b_from, s + 1, i)
+                    multiply_row(total, a_fragments, b_fragments, s & 1, i)
             reading = int32(reading + stage)
             if reading == ring:
                 reading = int32(0)
         if k > 0:
-            multiply_fragments(total, a_fragments, b_fragments, 1)
+            for i in range(blocks_m):
+                multiply_row(total, a_fragments, b_fragments, 1, i)
         wait_for_all()
         cuda.syncthreads()
         i_warp = i0 + warp_i
