@@ -86,7 +86,7 @@ def test_interrupting_mpirun_saves(tiny: list[str], tmp_path: Path) -> None:
 def test_launcher_lets_ranks_save(tiny: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "numstack.cli", "train", "-n", "2", EXAMPLE, *tiny, "--steps", "100000"]
     process = subprocess.Popen(
-        [*command, "--out", str(tmp_path / "run")],
+        [*command, "--communicator", "ring", "--out", str(tmp_path / "run")],
         cwd=ROOT,
         env={**os.environ, **ENVIRONMENT},
         stderr=subprocess.PIPE,
