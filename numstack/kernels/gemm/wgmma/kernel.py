@@ -103,11 +103,11 @@ def make_kernel(form: Form, config: Config) -> Kernel:
         a, b, c, kept, extra, bias_N, partials, sums, flag,
         tiles_m, tiles_n, whole, k_steps, rest, heads, head, tails, slots, alpha,
     ):  # fmt: skip
-        head = integers.shared_address(cuda.shared.array(0, uint8))
-        tiles_of_a = uint32(head + uint32(head_bytes))
+        base = integers.shared_address(cuda.shared.array(0, uint8))
+        tiles_of_a = uint32(base + uint32(head_bytes))
         tiles_of_b = uint32(tiles_of_a + uint32(stages * a_bytes))
         staging = uint32(tiles_of_b + uint32(stages * b_bytes))
-        full = head
+        full = base
         empty = uint32(full + uint32(8 * stages))
         loaded = uint32(empty + uint32(8 * stages))
         lagged = uint32(loaded + uint32(8 * CONSUMERS * buffers))
@@ -206,8 +206,8 @@ def make_kernel(form: Form, config: Config) -> Kernel:
             mine = int32(thread & 127)
             my_staging = uint32(staging + uint32(consumer) * uint32(staging_bytes))
             my_loaded = uint32(loaded + uint32(consumer) * uint32(8 * buffers))
-            my_bias = uint32(head + uint32(BARRIER_BYTES) + uint32(consumer * (4 * tile_n)))
-            my_sums = uint32(head + uint32(BARRIER_BYTES) + uint32(consumer * SUMS_BYTES))
+            my_bias = uint32(base + uint32(BARRIER_BYTES) + uint32(consumer * (4 * tile_n)))
+            my_sums = uint32(base + uint32(BARRIER_BYTES) + uint32(consumer * SUMS_BYTES))
             my_rows_of_a = uint32(tiles_of_a + uint32(consumer) * uint32(a_part))
             acc = cuda.local.array(n_registers, float32)
             below = cuda.local.array(n_registers_below, float32)
