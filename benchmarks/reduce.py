@@ -40,7 +40,7 @@ def main() -> None:
         device_matrix, out = memory.from_host(matrix), memory.empty(shape[1], np.float32)
         workspace = memory.empty(reduce.sum_rows_workspace_size(*shape), np.float32)
         peer_rate = gb_per_s(partial(np.sum, matrix, axis=0), matrix)
-        for variant in reduce.SUM_ROWS_VARIANTS.runnable():
+        for variant in reduce.SUM_ROWS_VARIANTS.defaults(shape[1], True):
             run = partial(reduce.sum_rows, device_matrix, out, workspace, variant=variant)
             rows.append([f"sum_rows, {variant}", f"{shape[0]} x {shape[1]}", gb_per_s(run, matrix), peer_rate])
     harness.report("reduce", ("operation", "elements", "numstack", "numpy"), rows, options)

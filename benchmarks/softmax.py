@@ -16,6 +16,7 @@ import numpy as np
 from benchmarks import harness
 from numstack import memory
 from numstack.kernels import softmax
+from numstack.kernels.rows import Row
 
 SHAPES = [(3072, 64), (1024, 1024)]
 
@@ -30,10 +31,10 @@ def main() -> None:
         x, dy = memory.from_host(host_x), memory.from_host(host_dy)
         y, dx = (memory.empty(shape, np.float32) for _ in range(2))
         what = f"{shape[0]} x {shape[1]}"
-        for variant in softmax.FORWARD.runnable():
+        for variant in softmax.FORWARD.defaults(Row(shape[1], True)):
             run = partial(softmax.forward, x, y, variant=variant)
             rows.append([f"forward {variant}", what, gb_per_s(run, 2 * x.nbytes)])
-        for variant in softmax.BACKWARD.runnable():
+        for variant in softmax.BACKWARD.defaults(Row(shape[1], True)):
             run = partial(softmax.backward, dy, y, dx, variant=variant)
             rows.append([f"backward {variant}", what, gb_per_s(run, 3 * x.nbytes)])
         if torch is not None:

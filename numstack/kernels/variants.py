@@ -90,6 +90,10 @@ class Variants:
         """Names of those that run on the current device, plainest first."""
         return [variant.name for variant in self if variant.runs_here()]
 
+    def defaults(self, *needs: object) -> list[str]:
+        """Names of those made for this device that support ``needs``, plainest first: what benchmarks compare."""
+        return [variant.name for variant in self if variant.is_default_here() and variant.supports(*needs)]
+
     def pick(self, name: str | None, *needs: object) -> Variant:
         """The variant called ``name``, or if it is None the fastest made for this device that supports ``needs``.
 
