@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks import harness
 from numstack import memory
 from numstack.kernels import cross_entropy
-from numstack.kernels.rows import Row
+from numstack.kernels.rows import row_of
 
 SHAPES = [(768, 84), (256, 50304)]  # characters; GPT-2's vocabulary, padded
 
@@ -32,12 +32,12 @@ def main() -> None:
         logits, targets = memory.from_host(host_logits), memory.from_host(host_targets)
         loss, lse = (memory.empty(R, np.float32) for _ in range(2))
         dlogits, scale = memory.empty((R, V), np.float32), memory.from_host(np.array([1 / R], np.float32))
-        for variant in cross_entropy.FORWARD.defaults(Row(V, True), 4):
+        for variant in cross_entropy.FORWARD.defaults(row_of(V, logits), 4):
             run = partial(cross_entropy.forward, logits, targets, loss, lse, variant=variant)
             rows.append([f"loss {variant}", f"{R} x {V}", gb_per_s(run, logits.nbytes)])
         for where, out in (("", dlogits), (" in place", memory.from_host(host_logits))):
             source = logits if out is dlogits else out
-            for variant in cross_entropy.FORWARD_BACKWARD.defaults(Row(V, True), 4):
+            for variant in cross_entropy.FORWARD_BACKWARD.defaults(row_of(V, logits), 4):
                 run = partial(cross_entropy.forward_backward, source, targets, loss, out, scale, variant=variant)
                 rows.append([f"loss and gradient{where} {variant}", f"{R} x {V}", gb_per_s(run, 2 * logits.nbytes)])
         if torch is not None:

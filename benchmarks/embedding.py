@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks import harness
 from numstack import memory
 from numstack.kernels import embedding
-from numstack.kernels.rows import Row
+from numstack.kernels.rows import row_of
 
 SHAPES = [(12, 64, 84, 128), (4, 1024, 50304, 128)]  # B, T, V, C: characters; GPT-2's vocabulary
 LARGEST_SCAN = 10**9  # comparisons, V B T C, above which the scan is left out: it would take minutes
@@ -38,7 +38,7 @@ def main() -> None:
         what = f"B{B} T{T} V{V} C{C}"
         forward = harness.median_s(partial(embedding.forward, tokens, table, positions, out))
         rows.append([what, "forward", 1e6 * forward, 2e-9 * out.nbytes / forward])
-        for variant in embedding.BACKWARD.defaults(Row(C, True)):
+        for variant in embedding.BACKWARD.defaults(row_of(C, dout)):
             if variant == "scan" and V * B * T * C > LARGEST_SCAN:
                 continue
             run = partial(embedding.backward, tokens, dout, table, positions, workspace, variant=variant)

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks import harness
 from numstack import memory
 from numstack.kernels import layernorm
-from numstack.kernels.rows import Row
+from numstack.kernels.rows import row_of
 
 SHAPES = [(768, 128), (4096, 768)]  # a small model's on a CPU; GPT-2's
 
@@ -34,11 +34,11 @@ def main() -> None:
         dweight, dbias = (memory.empty(C, np.float32) for _ in range(2))
         mean, rstd = (memory.empty(R, np.float32) for _ in range(2))
         workspace = memory.empty(layernorm.workspace_size(R, C), np.float32)
-        for variant in layernorm.FORWARD.defaults(Row(C, True)):
+        for variant in layernorm.FORWARD.defaults(row_of(C, device_x)):
             arrays: tuple[Any, ...] = (device_x, device_weight, device_bias, y, mean, rstd)
             run = partial(layernorm.forward, *arrays, eps=1e-5, variant=variant)
             rows.append([f"forward {variant}", f"{R} x {C}", gb_per_s(run, 2 * x.nbytes)])
-        for variant in layernorm.BACKWARD.defaults(Row(C, True)):
+        for variant in layernorm.BACKWARD.defaults(row_of(C, device_x)):
             arrays = (device_dy, device_x, device_weight, mean, rstd, dx, dweight, dbias, workspace)
             run = partial(layernorm.backward, *arrays, variant=variant)
             rows.append([f"backward {variant}", f"{R} x {C}", gb_per_s(run, 3 * x.nbytes)])

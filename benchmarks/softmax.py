@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks import harness
 from numstack import memory
 from numstack.kernels import softmax
-from numstack.kernels.rows import Row
+from numstack.kernels.rows import row_of
 
 SHAPES = [(3072, 64), (1024, 1024)]
 
@@ -31,10 +31,10 @@ def main() -> None:
         x, dy = memory.from_host(host_x), memory.from_host(host_dy)
         y, dx = (memory.empty(shape, np.float32) for _ in range(2))
         what = f"{shape[0]} x {shape[1]}"
-        for variant in softmax.FORWARD.defaults(Row(shape[1], True)):
+        for variant in softmax.FORWARD.defaults(row_of(shape[1], x)):
             run = partial(softmax.forward, x, y, variant=variant)
             rows.append([f"forward {variant}", what, gb_per_s(run, 2 * x.nbytes)])
-        for variant in softmax.BACKWARD.defaults(Row(shape[1], True)):
+        for variant in softmax.BACKWARD.defaults(row_of(shape[1], x)):
             run = partial(softmax.backward, dy, y, dx, variant=variant)
             rows.append([f"backward {variant}", what, gb_per_s(run, 3 * x.nbytes)])
         if torch is not None:
