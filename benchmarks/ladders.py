@@ -48,8 +48,8 @@ WGMMA_STEPS = {
     "clusters of 2": SMALLEST._replace(tile_n=256, stages=4, group=16, lag=2, cluster=2),
 }
 STEPS_SIZE = 8192
-# A rung that takes longer than this is timed a few times only.
-SLOW_S = 0.01
+# A rung that takes longer than this is timed once.
+SLOW_S = 0.02
 
 
 class Counted:
@@ -88,8 +88,9 @@ def timed(run: Callable[[], None]) -> tuple[float, int]:
     counted = Counted()
     with current_device().observe(counted):
         run()
-    once = harness.interleaved_s({"once": run}, runs=1, warm=0)["once"]
-    return harness.interleaved_s({"it": run}, runs=3 if once > SLOW_S else 20, warm=1)["it"], counted.flops
+    once = harness.interleaved_s({"it": run}, runs=1, warm=0)["it"]
+    seconds = once if once > SLOW_S else harness.interleaved_s({"it": run}, warm=1)["it"]
+    return seconds, counted.flops
 
 
 def wgmma_steps(array: catalogue.MakeArray) -> Iterator[catalogue.Launch]:
