@@ -112,13 +112,15 @@ def _rows_of(columns: int, array: MakeArray, dtype: np.dtype) -> Iterator[Launch
     forward = partial(layernorm.forward, x, weight, bias, y, mean, rstd, eps=1e-5)
     backward = partial(layernorm.backward, dy, x, weight, mean, rstd, dx, dweight, dbias, workspace)
     yield from _each("layernorm.forward", layernorm.FORWARD, forward)
-    yield from _each("layernorm.backward", layernorm.BACKWARD, backward)
+    for add in (False, True):
+        yield from _each("layernorm.backward", layernorm.BACKWARD, partial(backward, accumulate_dx=add))
     residual = partial(layernorm_residual.forward, x, dx, weight, bias, dx, y, mean, rstd, eps=1e-5)
     yield from _each("layernorm_residual.forward", layernorm_residual.FORWARD, residual)
     forward = partial(rmsnorm.forward, x, weight, y, rstd, eps=1e-5)
     backward = partial(rmsnorm.backward, dy, x, weight, rstd, dx, dweight, workspace)
     yield from _each("rmsnorm.forward", rmsnorm.FORWARD, forward)
-    yield from _each("rmsnorm.backward", rmsnorm.BACKWARD, backward)
+    for add in (False, True):
+        yield from _each("rmsnorm.backward", rmsnorm.BACKWARD, partial(backward, accumulate_dx=add))
     yield from _each("softmax.forward", softmax.FORWARD, partial(softmax.forward, x, y))
     yield from _each("softmax.backward", softmax.BACKWARD, partial(softmax.backward, dy, y, dx))
 

@@ -16,8 +16,8 @@ Backward, with g_rc = dy_rc weight_c::
 Forward ladder: ``thread_per_row`` is the formula; ``block_per_row`` reads coalesced and reduces by a tree in shared
 memory; ``warp_per_row`` reduces by shuffles, without a barrier; ``row_in_registers``, for GPUs, reads a row once, by
 16 bytes a lane. Backward ladder: ``thread_per_row`` has a thread for each row of dx and for each column of dweight and
-dbias, and reads dy and x twice; ``row_groups`` makes all in one pass; ``rows_in_registers``, for GPUs, keeps several
-rows and the sums over rows in registers. Those for GPUs are in ``layernorm_registers.py``.
+dbias, and reads dy and x twice; ``row_groups`` makes all in one pass; ``staged_rows``, for GPUs, keeps the sums over
+rows in registers, and the next rows on their way. Those for GPUs are in ``norm_rows.py``.
 
 Sums are float32 whatever the arrays hold. The variance is taken about the mean (two passes over a row that is in cache
 by then), not as E[x^2] - E[x]^2, which cancels. Source: Ba, Kiros, Hinton 2016, "Layer Normalization", eq. 3-4.
@@ -29,7 +29,7 @@ import numpy as np
 from numba import cuda, float32
 
 from numstack.device import Array, Stream, kernel, narrow, widen
-from numstack.kernels import layernorm_registers
+from numstack.kernels import norm_rows
 from numstack.kernels.launch import (
     ceil_div,
     check_contiguous,
@@ -40,13 +40,12 @@ from numstack.kernels.launch import (
     check_workspace,
 )
 from numstack.kernels.reduce_vectors import ODD
-from numstack.kernels.rows import PERSISTENT_VECTORS, fits, layout, persistent, row_of
+from numstack.kernels.rows import row_of
 from numstack.kernels.variants import Variant, Variants
 from numstack.kernels.warp import WARP, warp_sum
 
 BLOCK = 128  # threads of the one-dimensional blocks
 ROWS = 4  # rows of a block where a warp takes a row
-VECTORS = 4  # vectors of a row that a thread keeps, at most
 GROUPS = 528  # most blocks of the backward pass, and so rows of partial sums: four a multiprocessor on an H200
 
 
@@ -319,7 +318,7 @@ def _n_groups(R: int) -> int:
 
 def workspace_size(R: int, C: int) -> int:
     """Float32 elements of workspace that :func:`backward` needs for x of shape (R, C)."""
-    return 2 * max(_n_groups(R), persistent(R, C).blocks) * C
+    return 2 * max(_n_groups(R), norm_rows.n_blocks(R, C)) * C
 
 
 def _forward_by_threads(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
@@ -336,10 +335,7 @@ def _forward_by_warps(arrays: tuple[Array, ...], eps: float, stream: Stream | No
 
 
 def _forward_by_registers(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
-    R, C = arrays[0].shape
-    chosen = layout(C, VECTORS)
-    in_registers = layernorm_registers.forward(chosen)
-    in_registers[ceil_div(R, chosen.rows), chosen.block, stream](*arrays, eps, 1 / C, flops=8 * R * C)
+    norm_rows.launch_forward(arrays, eps, True, stream)
 
 
 def _backward_by_threads(
@@ -365,16 +361,13 @@ def _backward_by_groups(
     _sum_groups[ceil_div(C, WARP), (WARP, WARP), stream](partial, dweight, dbias, accumulate)
 
 
-def _backward_by_registers(
+def _backward_by_stages(
     arrays: tuple[Array, ...], workspace: Array, accumulate: bool, accumulate_dx: bool, stream: Stream | None
 ) -> None:
-    dy, x, weight, mean, rstd, dx, dweight, dbias = arrays
-    R, C = x.shape
-    plan = persistent(R, C)
-    partial = workspace[: 2 * plan.blocks * C].reshape(2, plan.blocks, C)
-    layernorm_registers.backward(plan.layout, plan.batch)[plan.blocks, plan.layout.block, stream](
-        dy, x, weight, mean, rstd, dx, partial, accumulate_dx, 1 / C, flops=16 * x.size
-    )
+    dweight, dbias = arrays[6:]
+    C = dweight.size
+    n_blocks = norm_rows.launch_backward(arrays[:6], workspace, True, accumulate_dx, stream)
+    partial = workspace[: 2 * n_blocks * C].reshape(2, n_blocks, C)
     _sum_groups[ceil_div(C, WARP), (WARP, WARP), stream](partial, dweight, dbias, accumulate)
 
 
@@ -392,7 +385,7 @@ FORWARD = Variants(
             "row_in_registers",
             _forward_by_registers,
             note="One read of the row, 16 bytes a lane and all on their way at once.",
-            supports=lambda row: fits(row, VECTORS),
+            supports=norm_rows.supports,
             made_for="gpu",
         ),
     ],
@@ -408,10 +401,10 @@ BACKWARD = Variants(
             note="dy and x come from memory once: a block makes dx of a few rows and adds to its sums of columns.",
         ),
         Variant(
-            "rows_in_registers",
-            _backward_by_registers,
-            note="16 bytes a lane, several rows at once; a thread keeps to its columns, their sums in its registers.",
-            supports=lambda row: fits(row, PERSISTENT_VECTORS),
+            "staged_rows",
+            _backward_by_stages,
+            note="Rows are always on their way, 16 bytes a lane; sums over rows grow in registers.",
+            supports=norm_rows.supports_backward,
             made_for="gpu",
         ),
     ],

@@ -13,14 +13,13 @@ import numpy as np
 from numba import cuda, float32
 
 from numstack.device import Array, Stream, kernel, narrow, widen
-from numstack.kernels import layernorm_registers
+from numstack.kernels import norm_rows
 from numstack.kernels.launch import ceil_div, check_contiguous, check_dtype, check_floats, check_ndim, check_shape
-from numstack.kernels.rows import fits, layout, row_of
+from numstack.kernels.rows import row_of
 from numstack.kernels.variants import Variant, Variants
 from numstack.kernels.warp import WARP, warp_sum
 
 ROWS = 4  # rows of a block where a warp takes a row
-VECTORS = 4  # vectors of a row that a thread keeps, at most
 
 
 @kernel
@@ -60,9 +59,9 @@ def _forward_by_warps(arrays: tuple[Array, ...], eps: float, stream: Stream | No
 
 def _forward_by_registers(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
     R, C = arrays[0].shape
-    chosen = layout(C, VECTORS)
-    in_registers = layernorm_registers.forward_residual(chosen)
-    in_registers[ceil_div(R, chosen.rows), chosen.block, stream](*arrays, eps, 1 / C, flops=9 * R * C)
+    chosen = norm_rows.layout_of(C, norm_rows.FORWARD_THREADS)
+    row_in_registers = norm_rows.forward_residual(chosen)
+    row_in_registers[ceil_div(R, chosen.rows), chosen.block, stream](*arrays, eps, 1 / C, flops=9 * R * C)
 
 
 FORWARD = Variants(
@@ -73,7 +72,7 @@ FORWARD = Variants(
             "row_in_registers",
             _forward_by_registers,
             note="One read of both rows, 16 bytes a lane; the sum stays in registers.",
-            supports=lambda row: fits(row, VECTORS),
+            supports=norm_rows.supports,
             made_for="gpu",
         ),
     ],

@@ -13,18 +13,18 @@ Backward, with g_rc = dy_rc weight_c::
 
 Forward ladder: ``warp_per_row`` reads coalesced and sums by shuffles; ``row_in_registers``, for GPUs, reads a row once,
 16 bytes a lane. Backward ladder: ``rows_then_columns`` makes dx by rows and dweight by columns, and so reads dy and x
-twice; ``rows_in_registers`` makes both in one pass, as layer normalisation's variant of that name does.
+twice; ``staged_rows``, for GPUs, makes both in one pass. Those for GPUs are in ``norm_rows.py``.
 
 Sums are float32 whatever the arrays hold. Source: Zhang, Sennrich 2019, "Root Mean Square Layer Normalization".
 """
 
-import functools
 import math
 
 import numpy as np
 from numba import cuda, float32
 
-from numstack.device import Array, Kernel, Stream, kernel, narrow, ptx, widen
+from numstack.device import Array, Stream, kernel, narrow, widen
+from numstack.kernels import norm_rows
 from numstack.kernels.launch import (
     ceil_div,
     check_contiguous,
@@ -33,25 +33,14 @@ from numstack.kernels.launch import (
     check_ndim,
     check_shape,
     check_workspace,
-    flat,
 )
 from numstack.kernels.reduce_vectors import sum_partials
-from numstack.kernels.rows import (
-    PERSISTENT_VECTORS,
-    VECTOR,
-    Layout,
-    fits,
-    layout,
-    persistent,
-    row_functions,
-    row_of,
-)
+from numstack.kernels.rows import row_of
 from numstack.kernels.variants import Variant, Variants
 from numstack.kernels.warp import WARP, warp_sum
 
 BLOCK = 128  # threads of the one-dimensional blocks
 ROWS = 4  # rows of a block where a warp takes a row
-VECTORS = 4  # vectors of a row that a thread keeps, at most
 
 
 def reference(x_RC: np.ndarray, weight_C: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
@@ -96,40 +85,6 @@ def _forward_warp_per_row(x_RC, weight_C, y_RC, rstd_R, eps):
         rstd_R[row] = rstd
 
 
-@functools.cache
-def _forward_in_registers(layout: Layout) -> Kernel:
-    threads, vectors, rows = layout
-    elements = VECTOR * vectors
-    load, _, totals, _ = row_functions(threads, vectors)
-
-    @kernel(name="rmsnorm.forward row_in_registers")
-    def forward_in_registers(x_RC, weight_C, y_RC, rstd_R, eps, inverse_C):
-        x = cuda.local.array(elements, float32)
-        scale = cuda.local.array(VECTOR, float32)
-        squares = cuda.local.array(1, float32)
-        shared = cuda.shared.array((WARP, 1), float32)
-        row = cuda.blockIdx.x * rows + cuda.threadIdx.y
-        R, C = x_RC.shape
-        columns = C if row < R else 0
-        load(x_RC, row * C, columns, x, 0, float32(0))
-        squares[0] = float32(0)
-        for i in range(elements):
-            squares[0] += x[i] * x[i]
-        totals(squares, 1, shared)
-        rstd = ptx.rsqrt(squares[0] * inverse_C + eps)
-        for v in range(vectors):
-            c = VECTOR * (v * threads + cuda.threadIdx.x)
-            if c < columns:
-                ptx.load8(weight_C, c, scale, 0)
-                for k in range(VECTOR):
-                    x[VECTOR * v + k] *= rstd * scale[k]
-                ptx.store8(y_RC, row * C + c, x, VECTOR * v)
-        if cuda.threadIdx.x == 0 and columns > 0:
-            rstd_R[row] = rstd
-
-    return forward_in_registers
-
-
 # --- backward kernels ------------------------------------------------------------------------------------------------
 
 
@@ -170,86 +125,12 @@ def _dweight_thread_per_column(dy_RC, x_RC, rstd_R, dweight_C, accumulate):
         dweight_C[c] = narrow(dweight, dweight_C.dtype)
 
 
-@functools.cache
-def _backward_in_registers(layout: Layout, batch: int) -> Kernel:
-    threads, vectors, rows = layout
-    elements = VECTOR * vectors
-    batch_elements = batch * elements
-    added = elements if rows > 1 else 1
-    load, store, totals, _ = row_functions(threads, vectors)
-
-    @kernel(name="rmsnorm.backward rows_in_registers")
-    def backward_in_registers(dy_RC, x_RC, weight_C, rstd_R, dx_RC, partial_GC, accumulate, inverse_C):
-        weight = cuda.local.array(elements, float32)
-        dweight = cuda.local.array(elements, float32)
-        g = cuda.local.array(batch_elements, float32)  # dy, then dy weight
-        normal = cuda.local.array(batch_elements, float32)  # x, then as normalised
-        rstd = cuda.local.array(batch, float32)
-        sums = cuda.local.array(batch, float32)  # of g normal, of each row
-        shared = cuda.shared.array((WARP, batch), float32)
-        of_rows = cuda.shared.array((added, threads), float32)
-        R, C = x_RC.shape
-        thread = cuda.threadIdx.x
-        load(weight_C, 0, C, weight, 0, float32(0))
-        for i in range(elements):
-            dweight[i] = float32(0)
-
-        row0 = cuda.blockIdx.x * rows * batch
-        while row0 < R:
-            for b in range(batch):
-                row = row0 + b * rows + cuda.threadIdx.y
-                columns = C if row < R else 0
-                load(dy_RC, row * C, columns, g, b * elements, float32(0))
-                load(x_RC, row * C, columns, normal, b * elements, float32(0))
-            for b in range(batch):
-                row = row0 + b * rows + cuda.threadIdx.y
-                rstd[b] = float32(0)
-                if row < R:
-                    rstd[b] = rstd_R[row]
-                sums[b] = float32(0)
-                for i in range(elements):
-                    j = b * elements + i
-                    normal[j] *= rstd[b]
-                    dweight[i] += g[j] * normal[j]
-                    g[j] *= weight[i]
-                    sums[b] += g[j] * normal[j]
-            totals(sums, batch, shared)
-            for b in range(batch):
-                row = row0 + b * rows + cuda.threadIdx.y
-                columns = C if row < R else 0
-                mean = sums[b] * inverse_C
-                for i in range(elements):
-                    j = b * elements + i
-                    g[j] = rstd[b] * (g[j] - normal[j] * mean)
-                if accumulate:
-                    load(dx_RC, row * C, columns, normal, b * elements, float32(0))
-                    for i in range(elements):
-                        g[b * elements + i] += normal[b * elements + i]
-                store(dx_RC, row * C, columns, g, b * elements)
-            row0 += cuda.gridDim.x * rows * batch
-
-        # The block's warps add their sums up, one after the other.
-        for y in range(rows - 1):
-            if cuda.threadIdx.y == y:
-                for i in range(elements):
-                    of_rows[i, thread] = dweight[i]
-            cuda.syncthreads()
-            if cuda.threadIdx.y == y + 1:
-                for i in range(elements):
-                    dweight[i] += of_rows[i, thread]
-            cuda.syncthreads()
-        if cuda.threadIdx.y == rows - 1:
-            store(partial_GC, cuda.blockIdx.x * C, C, dweight, 0)
-
-    return backward_in_registers
-
-
 # --- launchers -------------------------------------------------------------------------------------------------------
 
 
 def workspace_size(R: int, C: int) -> int:
     """Float32 elements of workspace that :func:`backward` needs for x of shape (R, C)."""
-    return persistent(R, C).blocks * C
+    return norm_rows.n_blocks(R, C) * C or 1
 
 
 def _forward_by_warps(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
@@ -258,10 +139,9 @@ def _forward_by_warps(arrays: tuple[Array, ...], eps: float, stream: Stream | No
 
 
 def _forward_by_registers(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
-    R, C = arrays[0].shape
-    chosen = layout(C, VECTORS)
-    grid = ceil_div(R, chosen.rows)
-    _forward_in_registers(chosen)[grid, chosen.block, stream](*arrays, eps, 1 / C, flops=4 * R * C)
+    x, weight, y, rstd = arrays
+    # For bias and means, which there are none of, arrays that are not looked at.
+    norm_rows.launch_forward((x, weight, weight, y, rstd, rstd), eps, False, stream)
 
 
 def _backward_by_rows_and_columns(
@@ -275,17 +155,13 @@ def _backward_by_rows_and_columns(
     _dx_warp_per_row[grid, (WARP, ROWS), stream](dy, x, weight, rstd, dx, accumulate_dx, flops=8 * x.size)
 
 
-def _backward_by_registers(
+def _backward_by_stages(
     arrays: tuple[Array, ...], workspace: Array, accumulate: bool, accumulate_dx: bool, stream: Stream | None
 ) -> None:
     dy, x, weight, rstd, dx, dweight = arrays
-    R, C = x.shape
-    plan = persistent(R, C)
-    partial = workspace[: plan.blocks * C].reshape(plan.blocks, C)
-    _backward_in_registers(plan.layout, plan.batch)[plan.blocks, plan.layout.block, stream](
-        dy, x, weight, rstd, dx, partial, accumulate_dx, 1 / C, flops=11 * x.size
-    )
-    sum_partials[ceil_div(C, WARP), (WARP, WARP), stream](flat(partial), dweight, plan.blocks, accumulate)
+    n_blocks = norm_rows.launch_backward((dy, x, weight, rstd, rstd, dx), workspace, False, accumulate_dx, stream)
+    grid = ceil_div(dweight.size, WARP)
+    sum_partials[grid, (WARP, WARP), stream](workspace, dweight, n_blocks, accumulate)
 
 
 FORWARD = Variants(
@@ -296,7 +172,7 @@ FORWARD = Variants(
             "row_in_registers",
             _forward_by_registers,
             note="One read of the row, 16 bytes a lane and all on their way at once.",
-            supports=lambda row: fits(row, VECTORS),
+            supports=norm_rows.supports,
             made_for="gpu",
         ),
     ],
@@ -307,10 +183,10 @@ BACKWARD = Variants(
     [
         Variant("rows_then_columns", _backward_by_rows_and_columns, note="dx by rows, dweight by columns."),
         Variant(
-            "rows_in_registers",
-            _backward_by_registers,
-            note="dy and x come from memory once; the sums over rows grow in registers.",
-            supports=lambda row: fits(row, PERSISTENT_VECTORS),
+            "staged_rows",
+            _backward_by_stages,
+            note="dy and x come from memory once, always on their way; the sums over rows grow in registers.",
+            supports=norm_rows.supports_backward,
             made_for="gpu",
         ),
     ],

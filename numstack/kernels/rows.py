@@ -37,15 +37,19 @@ class Row(NamedTuple):
         Elements of a row.
     is_aligned : bool
         Whether each array begins at a multiple of 16 bytes.
+    itemsize : int
+        Of the arrays of rows, those of two axes; 0 if their dtypes differ.
     """
 
     columns: int
     is_aligned: bool
+    itemsize: int
 
 
 def row_of(columns: int, *arrays: Array) -> Row:
     """A row of these arrays."""
-    return Row(columns, are_aligned(*arrays))
+    dtypes = {array.dtype for array in arrays if array.ndim == 2}
+    return Row(columns, are_aligned(*arrays), next(iter(dtypes)).itemsize if len(dtypes) == 1 else 0)
 
 
 class Layout(NamedTuple):
@@ -157,35 +161,3 @@ def row_functions(threads: int, vectors: int) -> RowFunctions:
     if threads == WARP:
         return RowFunctions(load, store, warp_totals, warp_largest)
     return RowFunctions(load, store, block_totals, block_max)
-
-
-class Persistent(NamedTuple):
-    """How a grid that stays goes through the rows, each of its threads keeping to its columns.
-
-    Attributes
-    ----------
-    layout : Layout
-    batch : int
-        Rows (of each warp, if a warp takes a row) that are on their way at once.
-    blocks : int
-        Of the grid.
-    """
-
-    layout: Layout
-    batch: int
-    blocks: int
-
-
-MULTIPROCESSORS = 132  # of an H200; a constant, so that sums are made in the same order on every GPU
-PERSISTENT_VECTORS = 2
-
-
-def persistent(n_rows: int, columns: int) -> Persistent:
-    """A grid for rows that :func:`fits` with PERSISTENT_VECTORS."""
-    n = ceil_div(columns, VECTOR)
-    vectors = 1 if n <= 512 else PERSISTENT_VECTORS
-    threads = WARP * ceil_div(n, WARP * vectors)
-    batch = 4 if threads <= 128 else 2
-    per_multiprocessor = 5 if threads <= 96 else 4 if threads <= 128 else 2 if threads <= 384 else 1
-    blocks = min(MULTIPROCESSORS * per_multiprocessor, ceil_div(n_rows, batch)) or 1
-    return Persistent(Layout(threads, vectors, 1), batch, blocks)
