@@ -122,6 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("products", nargs="+", metavar="TOKENSxINxOUT")
     parser.add_argument("--dtype", choices=list(DTYPES), default="bf16", help="of all but dw (default: %(default)s)")
     parser.add_argument("--layout", choices=["NN", "NT"], default="NN", help="weights [in, out] (default) or [out, in]")
+    parser.add_argument("--only", default="", metavar="WORDS", help='those products, such as "gradient of w"')
     options = parser.parse_args(arguments)
     layers = [Layer.parse(text, options.layout) for text in options.products]
     device = current_device()
@@ -129,7 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise DeviceError(f"this device is {device.name}; the kernel that is tuned runs on Hopper GPUs (H100, H200)")
     for layer in layers:
         for what, problem in layer.products(DTYPES[options.dtype]):
-            print(describe(what, problem, tuned(problem)), flush=True)
+            if options.only in what:
+                print(describe(what, problem, tuned(problem)), flush=True)
     return 0
 
 
