@@ -13,7 +13,6 @@ wait for, would leave the memory idle meanwhile; so the next rows are always on 
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from numba import cuda, float32, from_dtype, uint32
@@ -136,7 +135,7 @@ def launch_backward(
 
 
 @functools.cache
-def _normalise(layout: Layout, batch: int, centred: bool) -> Callable[..., Any]:
+def _normalise(layout: Layout, batch: int, centred: bool) -> Any:
     """The device function for when rows are in registers: writes y, leaves mean and 1/deviation of each row."""
     threads, vectors, _ = layout
     elements = VECTOR * vectors
@@ -247,7 +246,7 @@ def forward_residual(layout: Layout) -> Kernel:
 
 
 @functools.cache
-def _sums_of_row(threads: int, centred: bool) -> Callable[..., Any]:
+def _sums_of_row(threads: int, centred: bool) -> Any:
     """``sums(a, b, shared, parity)``: a and b, each summed over the threads of a row, in each of them.
 
     Of two sums, half of the lanes of a warp go on with the one and half with the other: six shuffles instead of ten.

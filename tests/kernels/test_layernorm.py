@@ -25,7 +25,6 @@ VECTOR_SHAPES = {
     "one vector": (1, 8),
     "one vector past a warp, one row past a block": (layernorm.ROWS + 1, 264),
     "one vector past what a warp keeps, more rows than a batch": (11, 8 * 32 * norm_rows.MOST_VECTORS + 8),
-    "two vectors a thread": (3, 8 * 200),
     "no row": (0, 8),
 }
 
