@@ -15,7 +15,7 @@ from numba import cuda, float32, int32, uint32
 
 from numstack.device import Array, current_device
 from numstack.device.ptx import math as ptx_math
-from numstack.device.ptx import packing, shared
+from numstack.device.ptx import packing, shared, sync
 from numstack.device.tensor_map import PITCH_BYTES, pitches_fit
 from numstack.kernels.launch import dtype_name
 
@@ -186,3 +186,47 @@ def make_advance(stages: int) -> Any:
         return stage, parity
 
     return advance
+
+
+def _by_group(functions: list[Any]) -> Any:
+    """A device function that calls the one of (at most four) functions that has the number of the warpgroup."""
+    n = len(functions)
+    call_0, call_1, call_2, call_3 = (functions * 4)[:4]
+
+    @device
+    def call(group):
+        if group == 0:
+            call_0()
+        elif n > 1 and group == 1:
+            call_1()
+        elif n > 2 and group == 2:
+            call_2()
+        elif n > 3 and group == 3:
+            call_3()
+
+    return call
+
+
+@functools.cache
+def make_meet(groups: int) -> Any:
+    """A device function ``meet(group)``: the threads of a warpgroup wait for one another."""
+    return _by_group([sync.make_barrier(1 + i, 128) for i in range(groups)])
+
+
+@functools.cache
+def make_turns(groups: int, used: bool) -> tuple[Any, Any]:
+    """Device functions ``wait_turn(group)`` and ``give_turn(group)``, by which warpgroups take turns, round and round.
+
+    The last one gives the first turn. If they are not ``used``, they do nothing.
+    """
+    if not used:
+
+        @device
+        def nothing(group):
+            return
+
+        return nothing, nothing
+    first = 1 + groups  # numbers of barriers: meet() has those before
+    waits = [sync.make_barrier(first + i, 256) for i in range(groups)]
+    gives = [sync.make_barrier_arrive(first + (i + 1) % groups, 256) for i in range(groups)]
+    return _by_group(waits), _by_group(gives)

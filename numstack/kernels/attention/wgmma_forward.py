@@ -21,7 +21,6 @@ Sources: Shah et al. 2024, "FlashAttention-3", algorithm 2 and section 3.2; Mila
 
 import functools
 import math
-from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint8, uint32, uint64
 
@@ -30,79 +29,12 @@ from numstack.device.ptx import integers, mbarrier, sync, tma, wgmma
 from numstack.device.ptx import math as ptx_math
 from numstack.kernels.attention import hopper, tile_order
 from numstack.kernels.attention.hopper import LN2, MASKED, ROWS, SWIZZLED, Operands, device
+from numstack.kernels.attention.wgmma_forward_copies import make_keys_of, make_produce, make_skip, make_store_out
+from numstack.kernels.attention.wgmma_forward_layout import Q_STAGES, TILES, Tiles, layout
 from numstack.kernels.launch import ceil_div
 
-
-class Tiles(NamedTuple):
-    """How a kernel is cut.
-
-    Attributes
-    ----------
-    width : int
-        D, padded.
-    consumers : int
-        Warpgroups with 64 queries each.
-    keys : int
-        Of a tile of K and V.
-    stages : int
-        Tiles of K and of V that are loaded ahead; at least as many as consumers, so that those that skip tiles which
-        others need find them there.
-    turns : bool
-        Whether two consumers start their products in turns, so that one computes exponentials while the other
-        multiplies; all consumers must need the same tiles of keys.
-    """
-
-    width: int
-    consumers: int
-    keys: int
-    stages: int
-    turns: bool = False
-
-    @property
-    def queries(self) -> int:
-        return self.consumers * ROWS
-
-    @property
-    def threads(self) -> int:
-        return 128 * (self.consumers + 1)
-
-    @property
-    def registers(self) -> tuple[int, int]:
-        """Of a producer's and of a consumer's thread; together as many as the block has at entry."""
-        return {1: (24, 240), 2: (24, 240), 3: (32, 160), 4: (24, 112)}[self.consumers]
-
-
-# The fastest found on an H200, by padded width.
-TILES = {64: Tiles(64, 4, 64, 4), 128: Tiles(128, 2, 128, 2, turns=True)}
-
-
-class Layout(NamedTuple):
-    """Where things lie in shared memory, in bytes from a multiple of 1024."""
-
-    q: int
-    out: int
-    k: int
-    v: int
-    q_full: int
-    q_empty: int
-    k_full: int
-    k_empty: int
-    v_full: int
-    v_empty: int
-    end: int
-
-
-Q_STAGES = 2  # the next queries are loaded while these are worked on
-TOLERATED = float32(8)  # growth of a maximum, as a power of two, that needs no correction: exponentials stay under 2^8
-
-
-def layout(tiles: Tiles) -> Layout:
-    """Tiles in the order of their use, then barriers."""
-    q, kv = tiles.queries * tiles.width * 2, tiles.keys * tiles.width * 2
-    sizes = [Q_STAGES * q, q, tiles.stages * kv, tiles.stages * kv]
-    sizes += [8 * Q_STAGES] * 2 + [8 * tiles.stages] * 4
-    starts = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
-    return Layout(*starts)
+# Growth of a maximum, as a power of two, that needs no correction: exponentials stay under 2^8.
+TOLERATED = float32(8)
 
 
 @functools.cache
@@ -110,9 +42,7 @@ def make_forward(tiles: Tiles, dtype: str) -> Kernel:
     """The kernel for one cut; ``dtype`` is bf16 or f16."""
     D, CONSUMERS, KEYS, STAGES, TURNS = tiles
     QUERIES = tiles.queries
-    CHUNKS = D // SWIZZLED
     Q_BYTES, KV_BYTES = QUERIES * D * 2, KEYS * D * 2
-    KV_CHUNK = KEYS * SWIZZLED * 2
     at = layout(tiles)
     S_REGISTERS, O_REGISTERS, P_REGISTERS = KEYS // 2, D // 2, KEYS // 4
     O_PAIRS = D // 4
@@ -124,102 +54,15 @@ def make_forward(tiles: Tiles, dtype: str) -> Kernel:
     wait_first = wgmma.make_wait(0, S_REGISTERS)
     wait_scores = wgmma.make_wait(1, S_REGISTERS)
     wait_out = wgmma.make_wait(0, O_REGISTERS)
-    store_read = tma.make_wait(0, reads_only=True)
     store_done = tma.make_wait(0, reads_only=False)
     softmax = hopper.make_softmax(KEYS, dtype)
     mask_columns, row_maxima, exponentials, pack = softmax
-    put_tile = hopper.make_put_tile(D, dtype, QUERIES)
+    skip, store_out = make_skip(tiles), make_store_out(tiles, dtype)
+    produce = make_produce(tiles)
+    _, keys_of = make_keys_of(tiles)
+    wait_turn, give_turn = hopper.make_turns(CONSUMERS, TURNS)
     advance = hopper.make_advance(STAGES)
     advance_q = hopper.make_advance(Q_STAGES)
-    meet_0, meet_1, meet_2, meet_3 = (sync.make_barrier(1 + i, 128) for i in range(4))
-
-    @device
-    def meet(group):
-        """The barrier of this warpgroup's threads."""
-        if group == 0:
-            meet_0()
-        elif CONSUMERS > 1 and group == 1:
-            meet_1()
-        elif CONSUMERS > 2 and group == 2:
-            meet_2()
-        elif CONSUMERS > 3 and group == 3:
-            meet_3()
-
-    wait_0, wait_1 = sync.make_barrier(5, 256), sync.make_barrier(6, 256)
-    let_0, let_1 = sync.make_barrier_arrive(5, 256), sync.make_barrier_arrive(6, 256)
-
-    @device
-    def wait_turn(group):
-        if TURNS:
-            if group == 0:
-                wait_0()
-            else:
-                wait_1()
-
-    @device
-    def give_turn(group):
-        if TURNS:
-            if group == 0:
-                let_1()
-            else:
-                let_0()
-
-    @device
-    def key_tiles(end, keys, causal):
-        """How many tiles of keys the queries before ``end`` see."""
-        seen = keys
-        if causal:
-            seen = uint32(min(keys, end))
-        return uint32(uint32(seen + uint32(KEYS - 1)) // uint32(KEYS))
-
-    @device
-    def keys_of(first, own_row, keys, causal):
-        """For 64 of the queries from ``first`` on: the last tile of keys that they see, and how many are behind it."""
-        all_see = key_tiles(uint32(first + uint32(QUERIES)), keys, causal)
-        these_see = key_tiles(uint32(first + own_row + uint32(ROWS)), keys, causal)
-        return uint32(these_see - uint32(1)), uint32(all_see - these_see)
-
-    @device
-    def load(array, tile, barrier, chunk_bytes, row, head, batch):
-        for chunk in range(CHUNKS):
-            tma.load_4d(
-                array,
-                tile + uint32(chunk * chunk_bytes),
-                barrier,
-                int32(SWIZZLED * chunk),
-                row,
-                int32(head),
-                int32(batch),
-            )
-
-    @device
-    def produce(base, q_map, k_map, v_map, heads, H, keys, q_tiles, heads_of_group, causal):
-        """Ask for all copies, each as soon as its place is free."""
-        stage, parity = uint32(0), uint32(1)
-        q_stage, q_parity = uint32(0), uint32(1)
-        tile, step = uint32(cuda.blockIdx.x), tile_order.first_step()
-        while tile < uint32(heads * q_tiles):
-            q_tile, batch, head = tile_order.position(tile, heads, H, q_tiles, heads_of_group)
-            mbarrier.wait(base + uint32(at.q_empty) + uint32(8) * q_stage, q_parity)
-            full = uint32(base + uint32(at.q_full) + uint32(8) * q_stage)
-            mbarrier.arrive_and_expect(full, uint32(Q_BYTES))
-            place = uint32(base + uint32(at.q) + q_stage * uint32(Q_BYTES))
-            load(q_map, place, full, QUERIES * SWIZZLED * 2, int32(q_tile * uint32(QUERIES)), head, batch)
-            q_stage, q_parity = advance_q(q_stage, q_parity)
-            left = key_tiles(uint32((q_tile + uint32(1)) * uint32(QUERIES)), keys, causal)
-            while left > uint32(0):
-                left = uint32(left - uint32(1))
-                row = int32(left * uint32(KEYS))
-                mbarrier.wait(base + uint32(at.k_empty) + uint32(8) * stage, parity)
-                full = uint32(base + uint32(at.k_full) + uint32(8) * stage)
-                mbarrier.arrive_and_expect(full, uint32(KV_BYTES))
-                load(k_map, uint32(base + uint32(at.k) + stage * uint32(KV_BYTES)), full, KV_CHUNK, row, head, batch)
-                mbarrier.wait(base + uint32(at.v_empty) + uint32(8) * stage, parity)
-                full = uint32(base + uint32(at.v_full) + uint32(8) * stage)
-                mbarrier.arrive_and_expect(full, uint32(KV_BYTES))
-                load(v_map, uint32(base + uint32(at.v) + stage * uint32(KV_BYTES)), full, KV_CHUNK, row, head, batch)
-                stage, parity = advance(stage, parity)
-            tile, step = uint32(tile + step), tile_order.next_step(step)
 
     @device
     def start_scores(scores, q_tile, k_tile):
@@ -255,19 +98,6 @@ def make_forward(tiles: Tiles, dtype: str) -> Kernel:
             mask_columns(scores, first, second)
 
     @device
-    def skip(base, n, stage, parity, leads):
-        """Pass over tiles of keys that only consumers further down need."""
-        while n > uint32(0):
-            mbarrier.wait(base + uint32(at.k_full) + uint32(8) * stage, parity)
-            mbarrier.wait(base + uint32(at.v_full) + uint32(8) * stage, parity)
-            if leads:
-                mbarrier.arrive(base + uint32(at.k_empty) + uint32(8) * stage)
-                mbarrier.arrive(base + uint32(at.v_empty) + uint32(8) * stage)
-            stage, parity = advance(stage, parity)
-            n = uint32(n - uint32(1))
-        return stage, parity
-
-    @device
     def store_lse(lse_BHT, batch, head, row, m0, m1, l0, l1):
         """Of row and row + 8; one lane of their quad does."""
         if uint32(cuda.threadIdx.x) & uint32(3) == uint32(0):
@@ -277,27 +107,6 @@ def make_forward(tiles: Tiles, dtype: str) -> Kernel:
             row = uint32(row + uint32(8))
             if row < queries:
                 lse_BHT[batch, head, row] = (m1 + ptx_math.log2(l1)) * LN2
-
-    @device
-    def store_out(out, r0, r1, packed, out_map, place, group, leads, first, head, batch):
-        """Rows times their factors; the copy engine writes them."""
-        if leads:
-            store_read()
-        meet(group)
-        put_tile(out, r0, r1, packed, place)
-        tma.fence_async()
-        meet(group)
-        if leads:
-            for chunk in range(CHUNKS):
-                tma.store_4d(
-                    out_map,
-                    place + uint32(chunk * QUERIES * SWIZZLED * 2),
-                    int32(SWIZZLED * chunk),
-                    int32(first),
-                    int32(head),
-                    int32(batch),
-                )
-            tma.commit()
 
     @kernel(name=f"attention.forward wgmma D{D}")
     def _forward(q_map, k_map, v_map, out_map, lse_BHT, factor, batches, q_tiles, keys, heads_of_group, causal):
@@ -363,8 +172,8 @@ def make_forward(tiles: Tiles, dtype: str) -> Kernel:
             v_stage, v_parity = stage, parity
             stage, parity = advance(stage, parity)
 
-            if TURNS and group == uint32(1):
-                let_0()
+            if group == uint32(CONSUMERS - 1):
+                give_turn(group)
             correction0, correction1 = float32(1), float32(1)
             while True:
                 ends = left == uint32(0)  # these queries have seen all their keys: the next scores are of others
