@@ -5,7 +5,7 @@ Three kernels:
 1. ``prepare``: delta, and the log-sum-exp in units of log 2, padded to whole tiles;
 2. ``gradients`` (``wgmma_gradients.py``): a block of keys walks over the queries that see it; dk and dv stay in
    registers, dq is added to float32 sums in global memory by the copy engine, one block of keys after the other in a
-   fixed order (``wgmma_backward_layout.py``), which costs nothing: no block waits for a turn in the steady state;
+   fixed order (``wgmma_backward_layout.py``), which costs nothing: without turns, on an H200, it took as long;
 3. ``finish``: dq of the sums, scaled and rounded.
 
 Five products are the least there are; a kernel for dq of its own would need seven, and every exponential twice.

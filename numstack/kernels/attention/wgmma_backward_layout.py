@@ -98,8 +98,8 @@ def make_walk(queries: int, causal: bool) -> Walk:
 
     Causal: items with few tiles come first, and each walks from the diagonal on. Items of a head that start together
     then come to a tile of dq one after the other, the block of the last keys first, one step apart: nobody waits. (From
-    the last tile to the diagonal, all would be at the same tile at the same time; that took 30% longer at T = 1024.)
-    Otherwise all items of a head have the same tiles; each follows the one drawn before it.
+    the last tile to the diagonal, all would be at the same tile at the same time.) Otherwise all items of a head have
+    the same tiles; each follows the one drawn before it.
 
     An item waits only for items that were drawn before it, so there is no deadlock.
 
