@@ -36,22 +36,30 @@ def accesses(py_func: Callable[..., Any]) -> Accesses:
 
 @functools.lru_cache(maxsize=1024)
 def _accesses(function: FunctionType) -> Accesses:
-    reads, writes = _of_function(source_of(function), ())
+    reads, writes = _of_function(source_of(function), (), {})
     return Accesses(tuple(sorted(reads)), tuple(sorted(writes)))
 
 
-def _of_function(source: Source, callers: tuple[FunctionType, ...]) -> tuple[set[int], set[int]]:
-    finder = _Finder(source, (*callers, source.function))
-    for _ in range(2):  # the second time with every alias known
-        for statement in source.tree.body:
-            finder.visit(statement)
-    return finder.reads, finder.writes
+Found = tuple[set[int], set[int]]
+
+
+def _of_function(source: Source, callers: tuple[FunctionType, ...], known: dict[FunctionType, Found]) -> Found:
+    """What a function reads and writes; ``known`` has what was found of device functions, so that each is read once."""
+    found = known.get(source.function)
+    if found is None:
+        finder = _Finder(source, (*callers, source.function), known)
+        for _ in range(2):  # the second time with every alias known
+            for statement in source.tree.body:
+                finder.visit(statement)
+        found = known[source.function] = finder.reads, finder.writes
+    return found
 
 
 class _Finder(ast.NodeVisitor):
-    def __init__(self, source: Source, callers: tuple[FunctionType, ...]) -> None:
+    def __init__(self, source: Source, callers: tuple[FunctionType, ...], known: dict[FunctionType, Found]) -> None:
         self.namespace = source.namespace
         self.callers = callers
+        self.known = known
         self.calls = {id(call): callee for call, callee in device_calls(source)}
         #: A name, and the parameters that it may be or be a view of.
         self.views = {name: {index} for index, name in enumerate(source.parameters)}
@@ -115,7 +123,7 @@ class _Finder(ast.NodeVisitor):
                 self.reads |= self.roots(argument) if index in known.reads else set()
                 self.writes |= self.roots(argument) if index in known.writes else set()
         elif callee is not None and callee.function not in self.callers:
-            reads, writes = _of_function(callee, self.callers)
+            reads, writes = _of_function(callee, self.callers, self.known)
             named = {keyword.arg: keyword.value for keyword in node.keywords}
             for index, parameter in enumerate(callee.parameters):
                 value = node.args[index] if index < len(node.args) else named.get(parameter)
