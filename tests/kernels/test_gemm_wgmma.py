@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -129,6 +132,18 @@ def test_a_small_workspace_is_named() -> None:
         problem = problems.make(a, b, c, layout="TN")
         with pytest.raises(ConfigError, match=r"gemm: the workspace has 100 elements; Config\(.*\) needs \d+"):
             wgmma.launch(problem, None, Config(spread=True), device.array((100,)))
+
+
+def test_no_parameter_of_a_kernel_is_assigned_to() -> None:
+    """A local variable once had the name of a parameter: parts began at its address in shared memory, far beyond K,
+    where the copy engine reads zeros. Sums were right all the same, at half the speed.
+    """
+    for module in (wgmma.kernel, wgmma.gather):
+        tree = ast.parse(inspect.getsource(module))
+        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+            parameters = {argument.arg for argument in function.args.args}
+            assigned = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            assert not parameters & assigned, f"{function.name} assigns to {parameters & assigned}"
 
 
 WAYS = [
