@@ -42,6 +42,8 @@ class Variant:
     made_for : {"any", "gpu", "sm_80", "sm_90a"}
         The devices on which it is a default: any, GPUs, GPUs of at least compute capability 8.0, or those of 9.0 alone
         (wgmma is there and nowhere else). By name it also runs on a CPU, except for ``sm_90a``.
+    by_default : bool
+        False: chosen by name alone, since nobody has seen yet that it is right on such a device.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Variant:
     note: str
     supports: Callable[..., bool] = _always
     made_for: MadeFor = "any"
+    by_default: bool = True
 
     def runs_here(self) -> bool:
         """Whether the current device can run it."""
@@ -60,7 +63,8 @@ class Variant:
 
     def is_default_here(self) -> bool:
         """Whether it is made for the current device."""
-        return self.made_for == "any" or (current_device().kind != "cpu" and self.runs_here())
+        is_made_for_it = self.made_for == "any" or (current_device().kind != "cpu" and self.runs_here())
+        return self.by_default and is_made_for_it
 
 
 class Variants:
