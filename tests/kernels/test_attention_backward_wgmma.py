@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from numstack.device import current_device, offline
-from numstack.errors import ConfigError
+from numstack.errors import ConfigError, DTypeError
 from numstack.kernels import attention
 from numstack.kernels.attention import wgmma_backward
 from numstack.kernels.attention.hopper import Operands
@@ -163,3 +163,12 @@ def test_workspace_holds_whole_tiles():
 def test_shared_memory_suffices(D):
     with offline.device("sm_90a"):
         assert tiles_of(D).nbytes <= current_device().properties.shared_bytes_per_block
+
+
+def test_a_workspace_that_the_copy_engine_cannot_address():
+    with offline.device("sm_90a") as device:
+        arrays = [device.array((1, 1, 128, 64), np.float16) for _ in range(8)]
+        lse = device.array((1, 1, 128), np.float32)
+        workspace = device.array((attention.workspace_size(arrays[0]) + 1,), np.float32)[1:]
+        with pytest.raises(DTypeError, match="attention: the workspace begins at 0x10000000004; the copy engine"):
+            attention.backward(*arrays[:5], lse, *arrays[5:], workspace)

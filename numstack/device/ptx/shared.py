@@ -5,7 +5,7 @@ Kernels that lay out dynamic shared memory themselves have addresses (``integers
 Source: PTX ISA 9.7.9.8 (ld), 9.7.9.11 (st), 9.7.14.5.16 (stmatrix).
 """
 
-from numba import float32, int32, uint32
+from numba import float32, uint32
 
 from numstack.device.ptx.assembly import In, Index, Out, Several, ptx
 
@@ -43,13 +43,3 @@ def load_matrices(row: uint32, registers: Out[uint32, 4], first: Index) -> None:
 @ptx("st.shared.v2.f32 [$address], {$x, $y};", touches_memory=True)
 def store2(address: uint32, x: float32, y: float32) -> None:
     """Two neighbours; the address is a multiple of 8."""
-
-
-@ptx("ld.shared.b32 $result, [$address];", touches_memory=True)
-def load_int32(address: uint32) -> int32:
-    """One word; the address is a multiple of 4."""
-
-
-@ptx("st.shared.b32 [$address], $x;", touches_memory=True)
-def store_int32(address: uint32, x: int32) -> None:
-    """One word; the address is a multiple of 4."""

@@ -26,7 +26,8 @@ from numba import cuda, float32, int32, int64, uint8, uint32
 from numstack.device import Array, Kernel, Stream, current_device, kernel
 from numstack.device.ptx import integers, sync, tma
 from numstack.device.ptx.math import LOG2_E
-from numstack.device.ptx.vectors import load4_once, load8, load8_once
+from numstack.device.ptx.vectors import WIDEST, load4_once, load8, load8_once
+from numstack.errors import DTypeError
 from numstack.kernels.attention.hopper import ROWS, SWIZZLED, Operands, pack_of, padded_width, wgmma_dtype
 from numstack.kernels.attention.wgmma_backward_layout import (
     DQ_HALF,
@@ -175,7 +176,19 @@ def supports(operands: Operands) -> bool:
 def backward(
     arrays: tuple[Array, ...], workspace: Array, scale: float, causal: bool, product_flops: int, stream: Stream | None
 ) -> None:
-    """Launch the backward pass over (q, k, v, out, dout, lse, dq, dk, dv)."""
+    """Launch the backward pass over (q, k, v, out, dout, lse, dq, dk, dv).
+
+    Raises
+    ------
+    DTypeError
+        If the workspace does not begin at a multiple of 16 bytes.
+    """
+    device = current_device()
+    if device.address(workspace) % WIDEST:
+        raise DTypeError(
+            f"attention: the workspace begins at {device.address(workspace):#x}; the copy engine needs a multiple of "
+            f"{WIDEST} bytes: allocate it by itself"
+        )
     q, k, v, out, dout, lse, dq, dk, dv = arrays
     B, H, T, D = q.shape
     width, dtype = padded_width(D), wgmma_dtype(q.dtype)
@@ -187,7 +200,6 @@ def backward(
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     dq_E, rows_R = workspace[: ends[0]], workspace[ends[0] : ends[1]]
     turns_S, tickets_1 = (workspace[a:b].view(np.int32) for a, b in ((ends[1], ends[2]), (ends[2], ends[3])))
-    device = current_device()
     k_map, v_map = (device.tensor_map(a, (1, 1, KEYS, SWIZZLED)) for a in (k, v))
     q_map, do_map = (device.tensor_map(a, (1, 1, tiles.queries, SWIZZLED)) for a in (q, dout))
     dq_map, dk_map, dv_map = (device.tensor_map(a, (1, 1, ROWS, SWIZZLED)) for a in (dq, dk, dv))

@@ -126,20 +126,3 @@ def test_blocks_take_turns(hopper: Bench) -> None:
     np.testing.assert_array_equal(hopper.result(order), np.arange(n - 1, -1, -1))
     assert hopper.result(y)[0] == expected
     assert hopper.result(counters)[0] == n
-
-
-@kernel
-def _integers_turned_round(x_N, y_N):
-    tile = cuda.shared.array(64, int32)
-    t = cuda.threadIdx.x
-    place = integers.shared_address(tile)
-    shared.store_int32(uint32(place + uint32(4 * (63 - t))), x_N[t])
-    cuda.syncthreads()
-    y_N[t] = shared.load_int32(uint32(place + uint32(4 * t)))
-
-
-def test_one_word_of_shared_memory_by_address(hopper: Bench) -> None:
-    x = np.arange(-32, 32, dtype=np.int32) << 20
-    y = hopper.array(poisoned(64, np.int32))
-    _integers_turned_round[1, 64](hopper.array(x), y)
-    np.testing.assert_array_equal(hopper.result(y), x[::-1])
