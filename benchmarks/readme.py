@@ -13,19 +13,19 @@ import importlib
 import json
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from numstack.kernels.variants import Variant, Variants
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "README.md",)
+PAGES = (ROOT / "README.md", ROOT / "docs" / "kernels.md")
 
 
 class Figure(NamedTuple):
     """A line of a table: where its figures are found, and those of a peer measured in the same run.
 
-    ``row`` is a row's first cell, or its first two, as they are printed; ``peer`` likewise, or "" for none.
+    ``row`` is a row's first cells as they are printed, as many as it takes; ``peer`` likewise, or "" for none.
     """
 
     what: str
@@ -130,34 +130,81 @@ FIGURES = {
 }
 
 
+FIGURES["h200/gemm"] = [
+    Figure(f"{what}, {which}", "gemm", f"{row} {kind}", column, "")
+    for kind, what, column in (
+        ("all but float32", "of cuBLAS's speed", "worse ratio"),
+        ("all but float32", "of cuBLAS's speed on the same arrays", "ratio"),
+        ("dw float32", "of cuBLAS's speed, gradients of weights in float32", "worse ratio"),
+        ("bias + GeLU", "of cuBLAS's speed followed by torch.compile's bias + GeLU", "worse ratio"),
+        ("all but float32", "mma_sync: of cuBLAS's speed", "its ratio"),
+        ("flag", "with the flag for what is not finite: of the speed without", "ratio"),
+    )
+    for row, which in (("geometric mean", "geometric mean"), ("worst", "worst"))
+]
+FIGURES["h200/attention"] = [
+    Figure(f"{shape}, {which}, {variant}", "attention", row, "TFLOP/s", "TFLOP/s", row, peer, peer)
+    for shape in ("124M B64 H12 T1024 D64", "1.5B B16 H25 T1024 D64", "long B4 H16 T8192 D128")
+    for which, variant in (("forward", "mma_sync"), ("forward", "wgmma"), ("backward", "wgmma"))
+    for row in (f"{shape} True {which} {variant}",)
+    for peer in ("flash" if variant == "mma_sync" else "cuDNN",)
+]
+FIGURES["h200/membound"] = [
+    Figure(f"{row}, {share}", "membound", row, "GB/s", "GB/s", row, "PyTorch GB/s", TORCH)
+    for row, share in (
+        ("layernorm forward", "65536 x 768"),
+        ("layernorm backward", "65536 x 768"),
+        ("softmax forward", "65536 x 1024"),
+        ("cross-entropy and gradient in place", "16384 x 50304"),
+        ("gelu forward", "65536 x 3072"),
+        ("adamw", "124M parameters"),
+        ("bias gradient", "65536 x 3072"),
+        ("transpose", "65536 x 3072"),
+        ("embedding backward, tokens", "32 x 1024 x 768"),
+    )
+]
+NOT_MEASURED = "*Not measured yet.*"
+
+
+def is_measured(machine: str, benchmark: str) -> bool:
+    """Whether there is JSON of it."""
+    return (RESULTS / machine / f"{benchmark}.json").exists()
+
+
 def cell(machine: str, benchmark: str, row: str, column: str) -> float:
     """One figure of a benchmark's JSON."""
     document = json.loads((RESULTS / machine / f"{benchmark}.json").read_text())
     for found in document["rows"]:
         cells = list(map(str, found.values()))
-        if row in (cells[0], " ".join(cells[:2])):
+        if row in (" ".join(cells[: n + 1]) for n in range(len(cells))):
             return float(found[column])
     raise SystemExit(
         f"{machine}/{benchmark}.json has no row {row!r}; it has {[list(r.values())[:2] for r in document['rows']]}"
     )
 
 
-def table(machine: str) -> str:
-    """The table of a machine, in Markdown."""
+def table(which: str) -> str:
+    """The table of a machine, or of one of its subjects, in Markdown: ``h200``, ``h200/gemm``."""
+    machine = which.partition("/")[0]
+    if not any(is_measured(machine, figure.benchmark) for figure in FIGURES[which]):
+        return NOT_MEASURED
     lines = ["| what | numstack | a peer in the same run | command |", "|---|---|---|---|"]
-    for figure in FIGURES[machine]:
+    for figure in FIGURES[which]:
         ours = cell(machine, figure.benchmark, figure.row, figure.column)
         theirs = ""
         if figure.peer:
             value = cell(machine, figure.benchmark, figure.peer, figure.peer_column or figure.column)
             theirs = f"{figure.peer_name}: {number(value)} {figure.unit}"
         command = f"`numstack bench {figure.benchmark}`"
-        lines.append(f"| {figure.what} | {number(ours)} {figure.unit} | {theirs} | {command} |")
+        lines.append(f"| {figure.what} | {number(ours)} {figure.unit}".rstrip() + f" | {theirs} | {command} |")
     return "\n".join(lines)
 
 
 def ladder(operation: str) -> str:
-    """The variants of an operation, plainest first: what each fixes, where it is, and what it took."""
+    """The variants of an operation, plainest first: what each fixes, where it is, and what it took if that is known."""
+    if not is_measured("h200", "ladders"):
+        told = [f"| {' | '.join(_told(operation, name))} |" for name in _names(operation)]
+        return "\n".join(["| variant | what it changes |", "|---|---|", *told]) if told else NOT_MEASURED
     document = json.loads((RESULTS / "h200" / "ladders.json").read_text())
     rows = [row for row in document["rows"] if row["operation"] == operation]
     if not rows:
@@ -179,17 +226,32 @@ def ladder(operation: str) -> str:
 def _told(operation: str, name: str) -> list[str]:
     """A variant's name with a link to its code, and its note."""
     variant = _variant(operation, name)
-    launch = getattr(variant.launch, "func", variant.launch)  # of a functools.partial the function
-    place = Path(importlib.import_module(launch.__module__).__file__ or "").resolve().relative_to(ROOT)
+    place = Path(importlib.import_module(_home(variant.launch)).__file__ or "").resolve().relative_to(ROOT)
     return [f"[`{variant.name}`](../{place})", variant.note]
 
 
-def _variant(operation: str, name: str) -> Variant:
-    """The variant of this name among the ladders of the file whose operation it is: ``attention.forward D=64``."""
+def _home(launch: Any) -> str:
+    """The module of a launcher; of one that goes on to a variant's, that of the variant's."""
+    launch = getattr(launch, "func", launch)  # of a functools.partial the function
+    inner = [cell.cell_contents for cell in launch.__closure__ or () if isinstance(cell.cell_contents, Variant)]
+    return _home(inner[0].launch) if inner else str(launch.__module__)
+
+
+def _tables(operation: str) -> list[Variants]:
+    """The ladders of the file whose operation it is: ``attention.forward D=64``."""
     file, _, which = operation.split()[0].partition(".")
-    module = importlib.import_module(f"numstack.kernels.{file}")
-    tables = [t for key, t in vars(module).items() if isinstance(t, Variants) and (not which or _fits(key, which))]
-    for table in tables:
+    members = vars(importlib.import_module(f"numstack.kernels.{file}"))
+    tables = {name: table for name, table in members.items() if isinstance(table, Variants)}
+    return [table for name, table in tables.items() if _fits(name, which)] or list(tables.values())[:1]
+
+
+def _names(operation: str) -> list[str]:
+    """Names of its variants, plainest first; none of steps within one."""
+    return [] if operation.endswith(" steps") else _tables(operation)[0].names()
+
+
+def _variant(operation: str, name: str) -> Variant:
+    for table in _tables(operation):
         for variant in table:
             if variant.name == name:
                 return variant
@@ -213,7 +275,8 @@ def rendered(text: str) -> str:
     def replace(match: re.Match[str]) -> str:
         return f"{match.group(1)}\n\n{made[match.group(2)](match.group(3))}\n\n"
 
-    return re.sub(r"(<!-- (figures|ladder): ([^>]+?) -->)\n\n(?:\|.*\n)*\n?", replace, text)
+    made_before = rf"(?:(?:\||{re.escape(NOT_MEASURED)}).*\n)*"
+    return re.sub(rf"(<!-- (figures|ladder): ([^>]+?) -->)\n\n{made_before}\n?", replace, text)
 
 
 def main() -> None:
