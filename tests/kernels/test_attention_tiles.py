@@ -13,6 +13,7 @@ from numstack.errors import ConfigError
 from numstack.kernels import attention
 from numstack.kernels.attention import tile_order
 from numstack.kernels.attention.hopper import Operands
+from numstack.kernels.attention.wgmma_forward_layout import TILES
 from tests.kernels.test_attention import Strided, inputs
 from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
 
@@ -93,10 +94,11 @@ def test_equal_bits_on_every_run(variant: str) -> None:
         assert bits == first
 
 
-def operands(dtype: Any, width: int = 64, beside: int = 0, scale: float = 0.125) -> Operands:
+def operands(dtype: Any, width: int = 64, beside: int = 0, scale: float = 0.125, turned: bool = False) -> Operands:
     """Of a device that is not here."""
     whole = current_device().array((2, 100, 3, width + beside), dtype)  # type: ignore[attr-defined]
-    return Operands((whole[..., :width].transpose(0, 2, 1, 3),) * 4, scale)
+    view = whole[..., :width].transpose(0, 2, 1, 3)
+    return Operands((view[:, :, ::-1] if turned else view,) * 4, scale)
 
 
 def test_what_tensor_maps_cannot_address_is_left_to_portable_variants() -> None:
@@ -108,6 +110,7 @@ def test_what_tensor_maps_cannot_address_is_left_to_portable_variants() -> None:
         assert chosen(np.float32) == "online_tiles"
         assert chosen(np.uint16, beside=3) != "wgmma"  # a pitch of 134 bytes
         assert chosen(np.uint16, scale=-1.0) != "wgmma"
+        assert chosen(np.uint16, turned=True) == "online_tiles"
         with pytest.raises(ConfigError, match=r"variant 'wgmma' does not support .* float32 strides .* choose one of"):
             attention.FORWARD.pick("wgmma", operands(np.float32))
     with offline.device("sm_80"):
@@ -141,3 +144,17 @@ def test_groups_of_heads_keep_blocks_busy() -> None:
         assert 1 <= group <= min(heads, 128)
     assert tile_order.choose_heads_of_group(64, 8192, 8192, 128, 128, 128, True, 132) <= 8
     assert tile_order.choose_heads_of_group(1, 1 << 20, 1 << 20, 128, 128, 128, True, 132) == 1
+
+
+def test_a_block_has_the_registers_that_its_warpgroups_take() -> None:
+    """With fewer at entry, consumers would wait for registers for ever."""
+    for width, tiles in TILES.items():
+        with offline.device("sm_90a") as device:
+            view = device.array((2, 100, 3, width), np.uint16).transpose(0, 2, 1, 3)
+            lse = device.array((2, 3, 100), np.float32)
+            attention.forward(view, view, view, view, lse, variant="wgmma")
+            (built,) = device.builds.values()
+        gives, takes = tiles.registers
+        assert built.threads == tiles.threads
+        assert built.resources.registers * tiles.threads >= 128 * (gives + takes * tiles.consumers)
+        assert built.faults() == []

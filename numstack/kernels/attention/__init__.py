@@ -17,16 +17,18 @@ No array of T x T is ever stored. Ladder: ``three_pass`` has a block for each ro
 maximum, for the sum and for the result; ``online_tiles`` has a block for 32 rows, which takes a tile of keys at a time
 into shared memory and corrects what it has summed when the maximum grows, so that q, k and v are read once and every
 element loaded is used 32 times. Tiles above the diagonal are skipped. Forward, ``mma_sync`` gives the products to
-tensor cores: scores and result stay in registers, 128 queries a block share what is copied. Backward is deterministic:
-dq loops over keys in one kernel, dk and dv over queries in another (seven matrix products instead of five), with no
-atomics. ``wgmma``, for Hopper, makes all three in one kernel with five products: dq is summed in global memory, block
-of keys after block of keys in a fixed order, with the work arranged so that no block waits for its turn.
+tensor cores: scores and result stay in registers, 128 queries a block share what is copied. ``wgmma``, for Hopper, has
+the copy engine bring tiles to warpgroups of 64 queries, which compute exponentials while the tensor cores multiply the
+tile before. Backward is deterministic: dq loops over keys in one kernel, dk and dv over queries in another (seven
+matrix products instead of five), with no atomics. ``wgmma`` makes all three in one kernel with five products: dq is
+summed in global memory, block of keys after block of keys in a fixed order, with the work arranged so that no block
+waits for its turn.
 
 Arrays are [batch, head, time, width] and may be strided views, so that q, k and v may be parts of one packed projection
 (B, T, 3, H, D) and out a part of (B, T, H, D). The width D is at most 128; sums are float32.
 
 Sources: Milakov, Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention",
-algorithms 1 and 4; Dao 2023, "FlashAttention-2".
+algorithms 1 and 4; Dao 2023, "FlashAttention-2"; Shah et al. 2024, "FlashAttention-3".
 """
 
 import math

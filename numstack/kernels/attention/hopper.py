@@ -46,7 +46,11 @@ class Operands(NamedTuple):
     def fit_copy_engine(self) -> bool:
         """Whether tensor maps can describe all arrays, and wgmma multiplies their dtype."""
         return self.dtype.itemsize == 2 and all(
-            a.dtype == self.dtype and a.size > 0 and pitches_fit(a) and current_device().address(a) % PITCH_BYTES == 0
+            a.dtype == self.dtype
+            and a.size > 0
+            and min(a.strides) > 0  # neither broadcast nor turned round
+            and pitches_fit(a)
+            and current_device().address(a) % PITCH_BYTES == 0
             for a in self.arrays
         )
 
