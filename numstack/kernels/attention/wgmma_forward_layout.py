@@ -45,9 +45,8 @@ class Tiles(NamedTuple):
 
 
 # The fastest found on an H200, by padded width. For 64, many warps that hide one another's waits count for more than
-# large tiles: 2 consumers with tiles of 128 keys reached 0.87 of this, 3 of them 0.82, and turns changed little; nor did
-# it help to compute every fourth or eighth exponential by a polynomial, although both units seem busy half of the time.
-# For 128, turns gave 5%.
+# large tiles: causal, T = 1024, two or three consumers with tiles of 128 keys reached 0.8 to 0.9 of this. Turns changed
+# little there, and computing each fourth or eighth exponential by a polynomial made it slower. For 128, turns gave 5%.
 TILES = {64: Tiles(64, 4, 64, 4), 128: Tiles(128, 2, 128, 2, turns=True)}
 
 
