@@ -1,6 +1,7 @@
 """Matrix products: on a GPU the variants of numstack.kernels.gemm beside cuBLAS, on a CPU beside NumPy's BLAS.
 
 usage: python -m benchmarks.gemm [--json PATH] [--shapes 124M 1.5B square gelu] [--passes forward dx dw] [--runs N]
+       python -m benchmarks.gemm --compile      ahead, on any machine: compiling takes longer than measuring
        NUMSTACK_THREADS=1 OPENBLAS_NUM_THREADS=1 python -m benchmarks.gemm [--json PATH]      for one core of a CPU
 
 On a GPU: the shapes of GPT-2 124M (65536 tokens, half for the head) and 1.5B (16384), forward and both gradients, and
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,7 +31,7 @@ import numpy as np
 
 from benchmarks import harness
 from numstack import memory
-from numstack.device import current_device
+from numstack.device import current_device, offline
 from numstack.kernels.gemm import VARIANTS, gemm, workspace_size
 
 # --- on a CPU --------------------------------------------------------------------------------------------------------
@@ -136,12 +138,47 @@ def products(groups: list[str], passes: list[str]) -> Iterator[Product]:
 def on_gpu(options: Any) -> None:
     torch = importlib.import_module("torch")
     torch.manual_seed(0)
-    rows = [measured(torch, product, options) for product in products(options.shapes, options.passes)]
+    work = [partial(measured, torch, product, options) for product in products(options.shapes, options.passes)]
     if "gelu" in options.shapes:
-        rows += [measured_gelu(torch, model, options) for model in MODELS]
+        work += [partial(measured_gelu, torch, model, options) for model in MODELS]
     if "flag" in options.shapes:
-        rows += [measured_flag(torch, model, options) for model in MODELS]
+        work += [partial(measured_flag, torch, model, options) for model in MODELS]
+    rows: list[list[Any]] = []
+    end = time.monotonic() + options.seconds
+    for measure in work:
+        if time.monotonic() > end:
+            print(f"stopped after {options.seconds} s, {len(work) - len(rows)} rows before the end", flush=True)
+            break
+        rows.append(measure())
+        print(*(f"{value:.4g}" if isinstance(value, float) else value for value in rows[-1]), flush=True)
     harness.report("gemm", COLUMNS, rows + summary(rows), options)
+
+
+def compile_ahead(options: Any) -> None:
+    """Compile for Hopper all that on_gpu launches, on a machine that need not have a GPU."""
+    with offline.device("sm_90a") as device:
+        bfloat16 = np.dtype(np.uint16)
+        variants = [options.variant, *([mma_variant()] if options.mma else [])]
+
+        def compiled(product: Product, **epilogue: Any) -> None:
+            _, what, m, n, k, layout, _ = product
+            a = device.array((k, m) if layout[0] == "T" else (m, k), bfloat16)
+            b = device.array((n, k) if layout[1] == "T" else (k, n), bfloat16)
+            c = device.array((m, n), np.float32 if what == "dw float32" else bfloat16)
+            workspace = device.array((workspace_size(m, n, k, layout=layout),))
+            for variant in variants:
+                gemm(a, b, c, layout=layout, variant=variant, workspace=workspace, **epilogue)
+
+        for product in products(options.shapes, options.passes):
+            compiled(product)
+        for model, (width, tokens, _) in MODELS.items():
+            product = Product(f"{model} fc", "forward", tokens, 4 * width, width, "NN", True)
+            bias, kept = device.array((4 * width,), bfloat16), device.array((tokens, 4 * width), bfloat16)
+            if "gelu" in options.shapes:
+                compiled(product, epilogue="bias_gelu", bias=bias, preactivation=kept)
+            if "flag" in options.shapes:
+                compiled(product, nonfinite=device.array((1,), np.int32))
+        print(f"{len(device.builds)} kernels compiled")
 
 
 def as_array(tensor: Any) -> Any:
@@ -312,11 +349,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--variant", help="GPU only (default: what gemm chooses)")
     parser.add_argument("--no-mma", dest="mma", action="store_false", help="GPU only: leave the mma.sync variant out")
     parser.add_argument("--runs", type=int, default=20, help="GPU only: runs of each call (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="GPU only: start no row after this time")
+    parser.add_argument("--compile", action="store_true", help="fill the cache for sm_90a, and measure nothing")
 
 
 def main() -> None:
     options = harness.parse_options(__doc__, add_options)
-    (on_cpu if current_device().kind == "cpu" else on_gpu)(options)
+    if options.compile:
+        compile_ahead(options)
+    elif current_device().kind == "cpu":
+        on_cpu(options)
+    else:
+        on_gpu(options)
 
 
 if __name__ == "__main__":
