@@ -11,8 +11,8 @@ The largest score so far, and the sum of exponentials, are kept for each row; wh
 corrected. Rows lie in shared memory in chunks of 16 bytes, turned (xor) by the row, so that ``ldmatrix`` reads eight
 rows from different banks. Causal blocks come longest first.
 
-Measured on an H200, causal, bfloat16: 236 TFLOP/s with 64 wide heads of 1024 times (PyTorch's FlashAttention-2: 222), 245
-with 128 wide heads of 8192 (252).
+Measured on an H200, causal, bfloat16: 236 TFLOP/s with heads of width 64 and 1024 times (PyTorch's FlashAttention-2:
+222), 245 with heads of width 128 and 8192 times (252).
 
 Source: Dao 2023, "FlashAttention-2".
 """
