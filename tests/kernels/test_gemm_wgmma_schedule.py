@@ -1,0 +1,168 @@
+"""The Hopper GEMM's own source, run in Python with its instructions replaced: what each thread loads, sums and stores.
+
+The second kernel, which adds the parts of tiles that were cut along k, runs as it is. So c comes out whole only if
+loads, parts, their places in the workspace and the way they are gathered agree; the arithmetic of wgmma is NumPy's.
+"""
+
+from __future__ import annotations
+
+from types import CellType, FunctionType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from numstack.device import current_device
+from numstack.kernels.gemm.wgmma import Config
+from numstack.kernels.gemm.wgmma.config import TILE_K
+from numstack.kernels.gemm.wgmma.epilogue import Outputs
+from numstack.kernels.gemm.wgmma.gather import BLOCK, FOURS, Gathered, make_gather
+from numstack.kernels.gemm.wgmma.kernel import Form, make_kernel
+from numstack.kernels.gemm.wgmma.schedule import make_plan
+from numstack.kernels.launch import ceil_div
+
+
+class Nothing:
+    """Instructions that only order others: any name, called with anything."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: 0
+
+
+class Block:
+    """One block of the kernel, thread after thread: first what its producer loads, then its consumers' threads."""
+
+    def __init__(self, a_KM: np.ndarray, b_KN: np.ndarray, c_MN: np.ndarray, partials: np.ndarray) -> None:
+        self.a_KM, self.b_KN, self.c_MN, self.partials = a_KM, b_KN, c_MN, partials
+        self.loads: list[tuple[int, int, int]] = []  # row and column of the tile, and k, of each step
+        self.steps: list[int] = []  # of the sum that a thread is at
+        self.n_multiplied = 0
+        self.sums: dict[tuple[int, int, int, int], np.ndarray] = {}
+
+    def multiply(self, acc: Any, a: int, b: int, keep: int) -> None:
+        step, sixteen = divmod(self.n_multiplied, 4)
+        self.n_multiplied += 1
+        if not keep:
+            self.steps = []
+        if sixteen == 0:
+            self.steps.append(step)
+
+    def elements(self, thread: int, consumer: int, registers: range) -> tuple[Any, Any, Any]:
+        """Rows and columns of c that registers of a thread are, as the documentation of wgmma says, and their sums."""
+        row, column, _ = self.loads[self.steps[0]]
+        first = self.loads[self.steps[0]][2]
+        assert [self.loads[step] for step in self.steps] == [
+            (row, column, first + i * TILE_K) for i in range(len(self.steps))
+        ]
+        i = np.array(registers)
+        warp, lane = divmod(thread, 32)
+        rows = row + 64 * consumer + 16 * warp + lane // 4 + 8 * (i // 2 % 2)
+        columns = column + 8 * (i // 4) + 2 * (lane % 4) + i % 2
+        tile = self.sums_of(row, column, self.loads[self.steps[0]][2], self.loads[self.steps[-1]][2] + TILE_K)
+        return rows, columns, tile[rows - row, columns - column]
+
+    def sums_of(self, row: int, column: int, begin: int, end: int) -> np.ndarray:
+        """A tile's sums over a stretch of k; beyond the edges the copy engine reads zeros."""
+        key = row, column, begin, end
+        if key not in self.sums:
+            part = self.a_KM[begin:end, row : row + 256].T @ self.b_KN[begin:end, column : column + 256]
+            self.sums[key] = np.pad(part, [(0, 256 - size) for size in part.shape])
+        return self.sums[key]
+
+    def run(self, function: Any, config: Config, numbers: tuple[int, ...], number: int, n_blocks: int) -> None:
+        def load_a(array: Any, target: int, barrier: int, row: int, depth: int, matrix: int) -> None:
+            self.loads.append((row, -1, depth))
+
+        def load_b(array: Any, target: int, barrier: int, column: int, depth: int, matrix: int, block: int) -> None:
+            row, _, k = self.loads[-1]
+            assert depth == k
+            self.loads[-1] = row, column, depth
+
+        def store_rows(acc: Any, c: Any, kept: Any, extra: Any, x: int, y: int, *rest: Any) -> None:
+            rows, columns, sums = self.elements(rest[4], rest[5], range(config.tile_n // 2))
+            assert (x, y) == (self.loads[self.steps[0]][1], self.loads[self.steps[0]][0] + 64 * rest[5])
+            inside = (rows < self.c_MN.shape[0]) & (columns < self.c_MN.shape[1])
+            self.c_MN[rows[inside], columns[inside]] = sums[inside]
+
+        def store4(partials: np.ndarray, index: int, acc: Any, first: int) -> None:
+            thread = cuda.threadIdx.x
+            _, _, sums = self.elements(thread % 128, thread // 128 - 1, range(first, first + 4))
+            assert np.isnan(partials[index : index + 4]).all(), "two parts in one place"
+            partials[index : index + 4] = sums
+
+        cuda = SimpleNamespace(
+            threadIdx=SimpleNamespace(x=0),
+            blockIdx=SimpleNamespace(x=number),
+            gridDim=SimpleNamespace(x=n_blocks),
+            shared=Nothing(),
+            local=SimpleNamespace(array=lambda size, dtype: [0] * size),
+            syncthreads=lambda: None,
+        )
+        arithmetic = SimpleNamespace(
+            add=lambda a, b: a + b,
+            subtract=lambda a, b: a - b,
+            multiply=lambda a, b: a * b,
+            divide=lambda a, b: a // b,
+            shared_address=lambda array: 1024,
+        )
+        names = {
+            "cuda": cuda,
+            "integers": arithmetic,
+            "mbarrier": Nothing(),
+            "cluster": Nothing(),
+            "shared": Nothing(),
+            "wgmma": Nothing(),
+            "vectors": SimpleNamespace(store4=store4),
+            "sync": SimpleNamespace(uniform=lambda x: x, elect=lambda: 1),
+            "share_begin": lambda worker, workers, units: worker * units // workers,
+            **dict.fromkeys(("int32", "uint32", "uint64"), int),
+            "float32": float,
+        }
+        replaced: dict[str, Any] = {
+            "load_a": load_a,
+            "load_b": load_b,
+            "multiply": self.multiply,
+            "store_rows": store_rows,
+        }
+        cells = []
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__, strict=True):
+            value = cell.cell_contents
+            if name == "tile_position":
+                value = value.py_func
+            elif callable(value) or value is None:
+                value = replaced.get(name, lambda *args: 0)
+            cells.append(CellType(value))
+        kernel = FunctionType(function.__code__, {**function.__globals__, **names}, "product", None, tuple(cells))
+        for thread in (0, *range(128, 384)):
+            cuda.threadIdx.x = thread
+            self.n_multiplied = 0
+            kernel(*[None] * 6, self.partials, None, None, *numbers, 1.0)
+
+
+@pytest.mark.skipif(current_device().kind != "cpu", reason="runs kernels in Python: NUMSTACK_DEVICE=cpu runs it")
+@pytest.mark.parametrize(
+    ("m", "n", "k", "workers", "config"),
+    [
+        pytest.param(300, 100, 2500, 10, Config(tile_n=64, spread=True), id="heads, tails of one's own and shared"),
+        pytest.param(300, 64, 2560, 6, Config(tile_n=64, spread=True), id="heads alone"),
+        pytest.param(640, 128, 1500, 7, Config(tile_n=64, spread=True), id="whole tiles first"),
+        pytest.param(600, 64, 2500, 5, Config(tile_n=64, spread=True, cluster=2), id="pairs of blocks"),
+    ],
+)
+def test_c_is_whole(m: int, n: int, k: int, workers: int, config: Config) -> None:
+    rng = np.random.default_rng(0)
+    a_KM, b_KN = (rng.integers(-4, 5, shape).astype(np.float32) for shape in ((k, m), (k, n)))
+    tiles_m, tiles_n, k_steps = ceil_div(m, 128 * config.cluster), ceil_div(n, config.tile_n), ceil_div(k, TILE_K)
+    plan = make_plan(tiles_m * tiles_n, k_steps, workers, spread=True)
+    assert plan.rest
+    outputs = Outputs("f32", *[False] * (len(Outputs._fields) - 1))
+    product = make_kernel(Form("product", True, False, "bf16", outputs), config)
+    c_MN = np.full((m, n), np.nan, np.float32)
+    partials = np.full(plan.parts * 128 * config.cluster * config.tile_n, np.nan, np.float32)
+    cut = (tiles_m, tiles_n, plan.whole, k_steps, *plan[1:])
+    for number in range(workers * config.cluster):
+        Block(a_KM, b_KN, c_MN, partials).run(product.py_func, config, cut, number, workers * config.cluster)
+    gather = make_gather(Gathered("gather", False), config)
+    grid = (plan.rest, config.cluster * config.tile_m // 64, config.tile_n // 8 // FOURS)
+    gather[grid, BLOCK](partials, c_MN, *cut, 1.0)
+    np.testing.assert_array_equal(c_MN, a_KM.T @ b_KN)
