@@ -37,9 +37,14 @@ class Block:
         self.loads: list[tuple[int, int, int]] = []  # row and column of the tile, and k, of each step
         self.steps: list[int] = []  # of the sum that a thread is at
         self.n_multiplied = 0
+        self.upper: Any = None  # the accumulators of a thread's first 64 rows
         self.sums: dict[tuple[int, int, int, int], np.ndarray] = {}
 
     def multiply(self, acc: Any, a: int, b: int, keep: int) -> None:
+        if self.upper is None:
+            self.upper = acc
+        if acc is not self.upper:  # the lower 64 rows of a thread that has 128: the same steps
+            return
         step, sixteen = divmod(self.n_multiplied, 4)
         self.n_multiplied += 1
         if not keep:
@@ -47,7 +52,7 @@ class Block:
         if sixteen == 0:
             self.steps.append(step)
 
-    def elements(self, thread: int, consumer: int, registers: range) -> tuple[Any, Any, Any]:
+    def elements(self, thread: int, first_row: int, registers: range) -> tuple[Any, Any, Any]:
         """Rows and columns of c that registers of a thread are, as the documentation of wgmma says, and their sums."""
         row, column, _ = self.loads[self.steps[0]]
         first = self.loads[self.steps[0]][2]
@@ -56,7 +61,7 @@ class Block:
         ]
         i = np.array(registers)
         warp, lane = divmod(thread, 32)
-        rows = row + 64 * consumer + 16 * warp + lane // 4 + 8 * (i // 2 % 2)
+        rows = row + first_row + 16 * warp + lane // 4 + 8 * (i // 2 % 2)
         columns = column + 8 * (i // 4) + 2 * (lane % 4) + i % 2
         tile = self.sums_of(row, column, self.loads[self.steps[0]][2], self.loads[self.steps[-1]][2] + TILE_K)
         return rows, columns, tile[rows - row, columns - column]
@@ -70,6 +75,8 @@ class Block:
         return self.sums[key]
 
     def run(self, function: Any, config: Config, numbers: tuple[int, ...], number: int, n_blocks: int) -> None:
+        rows_of_consumer = config.tile_m // 2
+
         def load_a(array: Any, target: int, barrier: int, row: int, depth: int, matrix: int) -> None:
             self.loads.append((row, -1, depth))
 
@@ -79,14 +86,16 @@ class Block:
             self.loads[-1] = row, column, depth
 
         def store_rows(acc: Any, c: Any, kept: Any, extra: Any, x: int, y: int, *rest: Any) -> None:
-            rows, columns, sums = self.elements(rest[4], rest[5], range(config.tile_n // 2))
-            assert (x, y) == (self.loads[self.steps[0]][1], self.loads[self.steps[0]][0] + 64 * rest[5])
+            first_row = rows_of_consumer * rest[5] + (0 if acc is self.upper else 64)
+            rows, columns, sums = self.elements(rest[4], first_row, range(config.tile_n // 2))
+            assert (x, y) == (self.loads[self.steps[0]][1], self.loads[self.steps[0]][0] + first_row)
             inside = (rows < self.c_MN.shape[0]) & (columns < self.c_MN.shape[1])
             self.c_MN[rows[inside], columns[inside]] = sums[inside]
 
         def store4(partials: np.ndarray, index: int, acc: Any, first: int) -> None:
             thread = cuda.threadIdx.x
-            _, _, sums = self.elements(thread % 128, thread // 128 - 1, range(first, first + 4))
+            first_row = rows_of_consumer * (thread // 128 - 1) + (0 if acc is self.upper else 64)
+            _, _, sums = self.elements(thread % 128, first_row, range(first, first + 4))
             assert np.isnan(partials[index : index + 4]).all(), "two parts in one place"
             partials[index : index + 4] = sums
 
@@ -123,6 +132,7 @@ class Block:
             "load_b": load_b,
             "multiply": self.multiply,
             "store_rows": store_rows,
+            "store_rows_below": store_rows,
         }
         cells = []
         for name, cell in zip(function.__code__.co_freevars, function.__closure__, strict=True):
@@ -135,7 +145,7 @@ class Block:
         kernel = FunctionType(function.__code__, {**function.__globals__, **names}, "product", None, tuple(cells))
         for thread in (0, *range(128, 384)):
             cuda.threadIdx.x = thread
-            self.n_multiplied = 0
+            self.n_multiplied, self.upper = 0, None
             kernel(*[None] * 6, self.partials, None, None, *numbers, 1.0)
 
 
@@ -147,18 +157,23 @@ class Block:
         pytest.param(300, 64, 2560, 6, Config(tile_n=64, spread=True), id="heads alone"),
         pytest.param(640, 128, 1500, 7, Config(tile_n=64, spread=True), id="whole tiles first"),
         pytest.param(600, 64, 2500, 5, Config(tile_n=64, spread=True, cluster=2), id="pairs of blocks"),
+        pytest.param(1000, 64, 2500, 5, Config(256, 64, spread=True, cluster=2), id="128 rows a warpgroup"),
     ],
 )
 def test_c_is_whole(m: int, n: int, k: int, workers: int, config: Config) -> None:
     rng = np.random.default_rng(0)
     a_KM, b_KN = (rng.integers(-4, 5, shape).astype(np.float32) for shape in ((k, m), (k, n)))
-    tiles_m, tiles_n, k_steps = ceil_div(m, 128 * config.cluster), ceil_div(n, config.tile_n), ceil_div(k, TILE_K)
+    tiles_m, tiles_n, k_steps = (
+        ceil_div(m, config.tile_m * config.cluster),
+        ceil_div(n, config.tile_n),
+        ceil_div(k, TILE_K),
+    )
     plan = make_plan(tiles_m * tiles_n, k_steps, workers, spread=True)
     assert plan.rest
     outputs = Outputs("f32", *[False] * (len(Outputs._fields) - 1))
     product = make_kernel(Form("product", True, False, "bf16", outputs), config)
     c_MN = np.full((m, n), np.nan, np.float32)
-    partials = np.full(plan.parts * 128 * config.cluster * config.tile_n, np.nan, np.float32)
+    partials = np.full(plan.parts * config.tile_m * config.cluster * config.tile_n, np.nan, np.float32)
     cut = (tiles_m, tiles_n, plan.whole, k_steps, *plan[1:])
     for number in range(workers * config.cluster):
         Block(a_KM, b_KN, c_MN, partials).run(product.py_func, config, cut, number, workers * config.cluster)
