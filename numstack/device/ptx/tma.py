@@ -140,6 +140,6 @@ def prefetch_map(array: SourceMap) -> None:
     """Bring a tensor map into the cache of the copy engine."""
 
 
-@ptx("fence.proxy.tensormap::generic.acquire.gpu [$array], 128;", touches_memory=True)
+@ptx("fence.proxy.tensormap::generic.acquire.sys [$array], 128;", touches_memory=True)
 def acquire_map(array: SourceMap) -> None:
-    """See the map as it is in memory now, where an older one may have been at this address."""
+    """See a tensor map as it is in memory: before its first use in a block, and a barrier before other threads use it."""
