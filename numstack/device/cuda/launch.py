@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import struct
 import threading
 from collections.abc import Callable
@@ -40,6 +39,7 @@ class CompiledKernel:
     def __init__(self, code: bytes, resources: Resources, arg_types: tuple[types.Type, ...], cluster: int = 1) -> None:
         self.resources = resources
         self._cluster = cluster
+        self._configs: dict[Any, Any] = {}  # launch shapes in clusters
         self._scalars, size = _layout(arg_types)
         self._library = call(driver.cuLibraryLoadData, code, None, None, 0, None, None, 0)
         (kernel,) = call(driver.cuLibraryEnumerateKernels, 1, self._library)
@@ -68,7 +68,11 @@ class CompiledKernel:
             values[index] = pack(values[index])
         arguments = b"".join(values)
         if self._cluster > 1:
-            return partial(self._launch_clusters, arguments, _clusters(grid, block, shared_bytes, self._cluster))
+            shape = (grid, block, shared_bytes)
+            config = self._configs.get(shape)
+            if config is None:
+                config = self._configs[shape] = _clusters(grid, block, shared_bytes, self._cluster)
+            return partial(self._launch_clusters, arguments, config)
         return partial(self._launch, arguments, grid, block, shared_bytes)
 
     def _launch(self, arguments: bytes, grid: Dim, block: Dim, shared_bytes: int, stream: CudaStream) -> None:
@@ -91,7 +95,6 @@ class CompiledKernel:
             raise DriverError("cuLaunchKernelEx", result.name)
 
 
-@functools.lru_cache(maxsize=1024)
 def _clusters(grid: Dim, block: Dim, shared_bytes: int, cluster: int) -> Any:
     """A launch shape in clusters of ``cluster`` blocks along x."""
     config = driver.CUlaunchConfig()
