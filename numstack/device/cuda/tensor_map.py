@@ -5,8 +5,8 @@ a launch that is under way, or a captured one, may still use it, and an array th
 the same shape (as they do in a training loop) finds its entry. The table therefore only grows, by SPACING bytes for
 each kind of view that was ever described.
 
-The copy engine has a cache of its own for maps, which writes to memory do not reach. On an H200, launches one behind the
-other, each with a map freshly written beside the last one's, stopped with an illegal instruction, and one alone was
+The copy engine has a cache of its own for maps, which writes to memory do not reach. On an H200, launches one behind
+the other, each with a map freshly written beside the last one's, stopped with an illegal instruction, and one alone was
 right; so entries lie apart, and none is written while a kernel runs. CUDA's programming guide asks for more: that each
 block fences a map before its first use (``ptx.tma.acquire_map``).
 """

@@ -142,4 +142,4 @@ def prefetch_map(array: SourceMap) -> None:
 
 @ptx("fence.proxy.tensormap::generic.acquire.sys [$array], 128;", touches_memory=True)
 def acquire_map(array: SourceMap) -> None:
-    """See a tensor map as it is in memory: before its first use in a block, and a barrier before other threads use it."""
+    """See a tensor map as it is in memory: before its first use in a block, with a barrier before other threads'."""
