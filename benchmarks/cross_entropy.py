@@ -37,7 +37,7 @@ def main() -> None:
             rows.append([f"loss {variant}", f"{R} x {V}", gb_per_s(run, logits.nbytes)])
         for where, out in (("", dlogits), (" in place", memory.from_host(host_logits))):
             source = logits if out is dlogits else out
-            for variant in cross_entropy.FORWARD_BACKWARD.defaults(row_of(V, logits), 4):
+            for variant in cross_entropy.FORWARD_BACKWARD.defaults(row_of(V, logits), 4, False):
                 run = partial(cross_entropy.forward_backward, source, targets, loss, out, scale, variant=variant)
                 rows.append([f"loss and gradient{where} {variant}", f"{R} x {V}", gb_per_s(run, 2 * logits.nbytes)])
         if torch is not None:

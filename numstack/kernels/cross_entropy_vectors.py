@@ -5,14 +5,29 @@ A block takes a row. Each thread has several vectors of 8 logits under way, and 
     vectors of a row     | 0 1 2 ... 511 | 512 ... 1023 | 1024 ... 1535 | 1536 ... 2047 | 2048 ...
     thread 0 takes         0               512            1024            1536            2048 ...
 
-``forward_backward`` keeps the row in shared memory, in the logits' own format, while the block agrees on maximum and
-sum: a row of 50,304 bfloat16 is 100,608 bytes, so that two blocks fit a multiprocessor and one's exponentials hide
-behind the other's loads. The gradient is made of what shared memory holds: each logit is read once from memory and its
-gradient written once, the least there can be. Of a longer row the rest is read a second time, from the cache that it
-has just come through.
+``row_in_shared`` keeps the row in shared memory, in the logits' own format, while the block agrees on maximum and sum:
+a row of 50,304 bfloat16 is 100,608 bytes, so that two blocks fit a multiprocessor and one's exponentials hide behind
+the other's loads. The gradient is made of what shared memory holds: each logit is read once from memory and its gradient
+written once, the least there can be. Of a longer row the rest is read a second time, from the cache that it has just
+come through.
 
-``rows_in_turn`` has one block for a multiprocessor, which takes row after row. While it computes one, the next is on
-its way to a second buffer in shared memory (``cp.async``), so that memory never waits for barriers or exponentials.
+``rows_refilled`` has as many blocks as fit, which take row after row. As soon as a vector's gradient is made, the next
+row's vector is copied to its place (``cp.async``), so that memory has something to do while the block computes. A row
+that is too long for shared memory keeps its end in the cache.
+
+``rows_in_turn`` has one block for a multiprocessor and room for two rows: while it computes one, the whole next one is
+on its way.
+
+On an H200, in TB/s of each row read and written once, where a copy has 4.26:
+
+=============  =============  ===========================================
+16384 x 50304  row_in_shared  3.68 (3.37 with nothing kept)
+16384 x 50304  rows_in_turn   3.90 (3.68 with one vector a thread at a time)
+4096 x 131072  row_in_shared  3.16
+4096 x 131072  rows_refilled  3.62
+=============  =============  ===========================================
+
+The loss alone has 4.45, the gradient from it 4.08.
 
 Nothing is tested element by element: the target's gradient is written over by the thread that wrote there first, and
 only the last vectors of a row, which may be padding, go another way. Exponentials are powers of 2 (``ptx.exp2``).

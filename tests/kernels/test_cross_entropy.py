@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from numstack.device import offline
 from numstack.errors import DTypeError, ShapeError
 from numstack.kernels import cross_entropy
 from numstack.kernels import cross_entropy_vectors as by_vectors
+from numstack.kernels.rows import row_of
 from tests.golden import OnnxCase, onnx_cases
 from tests.golden.torch_kernels import IGNORED, torch_case
 from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
@@ -284,6 +286,22 @@ def test_two_rows_fit_a_multiprocessor(V, itemsize, kept):
     n_kept = cross_entropy._kept_elements(V, itemsize, LONG_SPAN, 2)
     assert n_kept == kept
     assert 2 * (n_kept * itemsize + 1024 + 512) <= 233_472
+
+
+@pytest.mark.parametrize(
+    ("V", "dtype", "name"),
+    [
+        (50304, np.uint16, "rows_in_turn"),
+        (131072, np.uint16, "rows_refilled"),
+        (50304, np.float32, "row_in_shared"),
+        (1024, np.uint16, "row_in_shared"),
+        (50257, np.uint16, "block_per_row"),
+    ],
+)
+def test_defaults_on_a_gpu(V, dtype, name):
+    with offline.device("sm_90a") as device:
+        logits = device.array((4, V), dtype)
+        assert cross_entropy.FORWARD_BACKWARD.pick(None, row_of(V, logits), logits.itemsize, False).name == name
 
 
 def test_bad_arguments():

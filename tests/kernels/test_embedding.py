@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from numstack.device import offline
 from numstack.errors import DTypeError, ShapeError
 from numstack.kernels import embedding
 from numstack.kernels import embedding_vectors as by_vectors
+from numstack.kernels.rows import row_of
 from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
 
 # B, T, V, C
@@ -154,6 +156,21 @@ def test_under_checks(under_checks, variant):
     expected = embedding.reference_backward(tokens, dout, len(table))
     assert_close(got[0], table + expected[0], atol=1e-5)
     assert_close(got[1], positions + expected[1], atol=1e-5)
+
+
+def test_a_long_list_under_checks(under_checks):
+    tokens = np.full((1, by_vectors.SHORT + 3), 1, np.int32)
+    tokens[0, 5] = 0
+    dout = np.random.default_rng(0).standard_normal((*tokens.shape, 8), dtype=np.float32)
+    got, _ = backward(tokens, dout, np.zeros((3, 8), np.float32), None, variant="linked_lists")
+    assert_close(got, embedding.reference_backward(tokens, dout, 3)[0], atol=1e-5)
+
+
+def test_lists_are_chosen_by_name():
+    with offline.device("sm_90a") as device:
+        row = row_of(768, device.array((4, 768), np.uint16))
+        assert embedding.BACKWARD.pick(None, row, False).name == "counting_sort"
+        assert embedding.BACKWARD.pick("linked_lists", row, True).name == "linked_lists"
 
 
 def test_bad_arguments():
