@@ -7,9 +7,9 @@ A block takes a row. Each thread has several vectors of 8 logits under way, and 
 
 ``row_in_shared`` keeps the row in shared memory, in the logits' own format, while the block agrees on maximum and sum:
 a row of 50,304 bfloat16 is 100,608 bytes, so that two blocks fit a multiprocessor and one's exponentials hide behind
-the other's loads. The gradient is made of what shared memory holds: each logit is read once from memory and its gradient
-written once, the least there can be. Of a longer row the rest is read a second time, from the cache that it has just
-come through.
+the other's loads. The gradient is made of what shared memory holds: each logit is read once from memory and its
+gradient written once, the least there can be. Of a longer row the rest is read a second time, from the cache that it
+has just come through.
 
 ``rows_refilled`` has as many blocks as fit, which take row after row. As soon as a vector's gradient is made, the next
 row's vector is copied to its place (``cp.async``), so that memory has something to do while the block computes. A row
