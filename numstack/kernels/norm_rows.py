@@ -121,6 +121,9 @@ def launch_backward(
     """Launch ``backward`` on (dy, x, weight, mean, rstd, dx); returns how many rows of partial sums it leaves."""
     dy, x, weight, mean, rstd, dx = arrays
     R, C = x.shape
+    if R == 0:  # nothing lies where arrays without elements are, so nothing is fetched from there
+        current_device().fill(workspace[: (2 if centred else 1) * C], 0.0, stream)
+        return 1
     n_arrays = ALSO_OLD if accumulate else BOTH
     layout, stages, blocks, stretch = plan_backward(R, C, n_arrays, x.itemsize)
     staged_rows = backward(layout, stages, centred, accumulate, from_dtype(x.dtype))
