@@ -22,7 +22,7 @@ from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
 IS_HOPPER = current_device().kind == "cuda" and current_device().properties.compute_capability == (9, 0)
 needs_hopper = pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU: NUMSTACK_DEVICE=cuda runs it there")
 
-PLAIN = choice.plain(4096, 4096, 4096, b_is_NK=True, itemsize=2)
+PLAIN = choice.plain(4096, 4096, 4096, "NT", itemsize=2)
 
 
 def parts_of_workers(plan: Plan, k_steps: int, workers: int) -> dict[int, tuple[int, int, int]]:
@@ -101,9 +101,10 @@ def test_what_is_chosen_fits(itemsize: int, extra: dict[str, bool]) -> None:
 
 def test_few_tiles_with_large_k_are_cut_where_there_is_room() -> None:
     with offline.device("sm_90a"):
-        gradient = PLAIN._replace(m=768, n=768, k=65536, b_is_NK=False)
-        assert choice.choose(gradient).spread
-        assert not choice.choose(gradient._replace(can_spread=False)).spread
+        gradient = choice.plain(768, 768, 65536, "TN", itemsize=4)
+        assert choice.choose(gradient, may_spread=True).spread
+        assert not choice.choose(gradient._replace(can_spread=False), may_spread=True).spread
+        assert not choice.choose(gradient).spread, "by default"
         assert choice.choose(PLAIN._replace(m=16384, n=1600, k=1600)).tile_n == 160, "which divides 1600"
 
 

@@ -208,5 +208,5 @@ def workspace_size(m: int, n: int, k: int, *, layout: str = "NN", column_sums: b
     """Elements (float32) of workspace with which :func:`gemm` is at its best on this device; at least 1."""
     size = separate.workspace_size(m, n) if column_sums else 1
     if wgmma.VARIANT.is_default_here():
-        size = max(size, wgmma.most_workspace(m, n, k, layout[1] == "T", column_sums))
+        size = max(size, wgmma.most_workspace(m, n, k, layout, column_sums))
     return size
