@@ -19,7 +19,7 @@ Source: PTX ISA 9.7.9.25 (cp.async.bulk.tensor, cp.reduce.async.bulk.tensor), 9.
 import functools
 from collections.abc import Callable
 
-from numba import int32, uint32
+from numba import int32, uint32, uint64
 
 from numstack.device.ptx.assembly import GlobalTarget, Index, SourceMap, TargetMap, ptx
 
@@ -141,5 +141,8 @@ def prefetch_map(array: SourceMap) -> None:
 
 
 @ptx("fence.proxy.tensormap::generic.acquire.sys [$array], 128;", touches_memory=True)
-def acquire_map(array: SourceMap) -> None:
-    """See a tensor map as it is in memory: before its first use in a block, with a barrier before other threads'."""
+def acquire_map(array: uint64) -> None:
+    """See a tensor map as the host wrote it: by one thread of each block, with a barrier before any uses the map.
+
+    CUDA's programming guide asks for it where maps lie in global memory: the copy engine may have cached what was there.
+    """

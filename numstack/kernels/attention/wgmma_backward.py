@@ -158,6 +158,7 @@ def _make_finish(width: int, dtype: str) -> Kernel:
         cuda.syncthreads()
         if thread == uint32(0):
             row = int32(tile * int32(queries))
+            tma.acquire_map(dq_map)
             if is_wide:
                 tma.store_4d(dq_map, own_tile, int32(half * uint32(SWIZZLED)), row, head, batch)
             else:

@@ -115,6 +115,10 @@ def make_forward(tiles: Tiles, dtype: str) -> Kernel:
         thread = uint32(cuda.threadIdx.x)
         group = sync.uniform(uint32(thread // uint32(128)))
         if thread == uint32(0):
+            tma.acquire_map(q_map)
+            tma.acquire_map(k_map)
+            tma.acquire_map(v_map)
+            tma.acquire_map(out_map)
             for i in range(Q_STAGES):
                 mbarrier.init(base + uint32(at.q_full + 8 * i), uint32(1))
                 mbarrier.init(base + uint32(at.q_empty + 8 * i), uint32(CONSUMERS))

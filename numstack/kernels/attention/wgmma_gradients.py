@@ -436,6 +436,12 @@ def make_gradients(width: int, dtype: str, causal: bool) -> Kernel:
         base = integers.round_up_1024(integers.shared_address(cuda.shared.array(0, uint8)))
         barriers = uint32(base + uint32(barriers_at))
         if cuda.threadIdx.x == 0:
+            tma.acquire_map(q_map)
+            tma.acquire_map(k_map)
+            tma.acquire_map(v_map)
+            tma.acquire_map(do_map)
+            tma.acquire_map(dk_map)
+            tma.acquire_map(dv_map)
             make_barriers(barriers)
         cuda.syncthreads()
         n_tiles = integers.divide(int32(n_queries + int32(queries - 1)), int32(queries))
