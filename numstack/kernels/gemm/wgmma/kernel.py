@@ -123,6 +123,11 @@ def make_kernel(form: Form, config: Config) -> Kernel:
             worker = int32(cuda.blockIdx.x >> 1)
             workers = int32(cuda.gridDim.x >> 1)
         if thread == 0:
+            tma.acquire_map(a)
+            tma.acquire_map(b)
+            tma.acquire_map(c)
+            tma.acquire_map(kept)
+            tma.acquire_map(extra)
             for stage in range(stages):
                 mbarrier.init(full + uint32(8 * stage), uint32(1))
                 mbarrier.init(empty + uint32(8 * stage), uint32(CONSUMERS * blocks))
