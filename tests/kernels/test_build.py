@@ -1,39 +1,14 @@
-"""Every kernel compiles for GPUs, here where there is none, and none spills, uses local memory or float64."""
+"""What makes a kernel unfit to be shipped is seen, and the command that lists all kernels says so."""
 
 from __future__ import annotations
-
-import importlib
-import pkgutil
 
 import numpy as np
 import pytest
 from numba import cuda, float64
 
-import numstack.kernels
 from numstack.device import Kernel, kernel, offline
 from numstack.errors import KernelError
-from numstack.kernels.build import build, main
-
-
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
-@pytest.mark.timeout(600)
-def test_every_kernel_is_fit_to_be_shipped(architecture: str) -> None:
-    builds = build(architecture)
-    faulty = {f"{b.kernel}({b.types})": b.faults() for b in builds if b.faults()}
-    assert not faulty
-    built = {b.kernel for b in builds}
-    missing = {k.name for k in kernels_of_the_package()} - built
-    assert not missing, f"not in numstack/kernels/catalogue.py: {missing}"
-    assert all(b.resources.registers > 0 and 0 < b.occupancy <= 1 for b in builds)
-
-
-def kernels_of_the_package() -> list[Kernel]:
-    found = []
-    for module in pkgutil.walk_packages(numstack.kernels.__path__, "numstack.kernels."):
-        members = vars(importlib.import_module(module.name)).values()
-        found += [member for member in members if isinstance(member, Kernel)]
-    assert len(found) > 20
-    return found
+from numstack.kernels.build import main
 
 
 def build_one(py_func: Kernel, dtype: type, block: int = 64) -> list[str]:

@@ -147,6 +147,18 @@ def test_no_parameter_of_a_kernel_is_assigned_to() -> None:
             assert not parameters & assigned, f"{function.name} assigns to {parameters & assigned}"
 
 
+def test_cutting_along_k_compiles_for_hopper() -> None:
+    with offline.device("sm_90a") as device:
+        x, y, dw = (device.array(shape, np.uint16) for shape in ((8192, 768), (8192, 768), (768, 768)))
+        problem = problems.make(x, y, dw, layout="TN")
+        workspace = device.array((wgmma.workspace_size(problem, Config(spread=True)),))
+        wgmma.launch(problem, None, Config(spread=True), workspace)
+        assert {build.kernel: build.faults() for build in device.builds.values()} == {
+            "gemm.wgmma TN": [],
+            "gemm.wgmma TN gather": [],
+        }
+
+
 WAYS = [
     Config(),
     Config(lag=2),
