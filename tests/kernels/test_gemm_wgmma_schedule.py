@@ -118,6 +118,7 @@ class Block:
             "cuda": cuda,
             "integers": arithmetic,
             "mbarrier": Nothing(),
+            "tma": Nothing(),
             "cluster": Nothing(),
             "shared": Nothing(),
             "wgmma": Nothing(),
