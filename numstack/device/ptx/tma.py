@@ -144,5 +144,6 @@ def prefetch_map(array: SourceMap) -> None:
 def acquire_map(array: uint64) -> None:
     """See a tensor map as the host wrote it: by one thread of each block, with a barrier before any uses the map.
 
-    CUDA's programming guide asks for it where maps lie in global memory: the copy engine may have cached what was there.
+    CUDA's programming guide asks for it where maps lie in global memory: the copy engine may have cached what was
+    there.
     """
