@@ -41,8 +41,8 @@ def _make_load(ndim: int) -> Kernel:
         tile = integers.round_up_1024(first)
         _begin(barrier, y_N.shape[0])
         if cuda.threadIdx.x == 0:
-            tma.prefetch_map(array)
             tma.acquire_map(array)
+            tma.prefetch_map(array)
             if ndim == 2:
                 tma.load_2d(array, tile, barrier, x0, x1)
             if ndim == 3:
@@ -69,6 +69,7 @@ def _make_store(ndim: int, adds: bool) -> Kernel:
         tma.fence_async()
         cuda.syncthreads()
         if cuda.threadIdx.x == 0:
+            tma.acquire_map(array)
             if ndim == 2 and adds:
                 tma.add_2d(array, tile, x0, x1)
             if ndim == 3 and adds:
