@@ -7,7 +7,7 @@ import pytest
 from numba import cuda, int32, uint8, uint16, uint32, uint64
 
 from numstack.device import Kernel, current_device, kernel
-from numstack.device.ptx import cluster, integers, mbarrier
+from numstack.device.ptx import cluster, integers, mbarrier, tma
 from tests.device.ptx.support import Bench
 from tests.support import poisoned
 
@@ -27,6 +27,7 @@ def _make_shared_load(ndim: int) -> Kernel:
         tile = integers.round_up_1024(first)
         block = int32(cuda.blockIdx.x & 1)
         if cuda.threadIdx.x == 0:
+            tma.acquire_map(array)
             mbarrier.init(full, uint32(1))
             mbarrier.init(both_read, uint32(2))
             mbarrier.fence_init()
