@@ -7,8 +7,16 @@ from tests.kernels import machine_code
 pytestmark = pytest.mark.timeout(900)
 
 
-def test_every_kernel_is_fit_to_be_shipped() -> None:
-    machine_code.assert_every_kernel_is_fit_to_be_shipped("sm_80")
+def test_every_kernel_is_in_the_catalogue() -> None:
+    machine_code.assert_every_kernel_is_in_the_catalogue("sm_80")
+
+
+def test_every_kernel_is_fit_to_be_shipped_fp32() -> None:
+    machine_code.assert_every_kernel_is_fit_to_be_shipped("sm_80", "fp32")
+
+
+def test_every_kernel_is_fit_to_be_shipped_bf16() -> None:
+    machine_code.assert_every_kernel_is_fit_to_be_shipped("sm_80", "bf16")
 
 
 def test_what_the_source_promises_is_there() -> None:
