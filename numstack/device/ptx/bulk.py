@@ -6,8 +6,6 @@ bulk groups of the thread that asks, as those of ``tma``.
 Source: PTX ISA 9.7.9.25 (cp.async.bulk, cp.reduce.async.bulk).
 """
 
-# mypy: disable-error-code="valid-type"
-
 from numba import uint32
 
 from numstack.device.ptx.assembly import GlobalSource, GlobalTarget, Index, ptx

@@ -6,8 +6,6 @@ their shared memory is laid out alike, so that an address of one's own names the
 Source: PTX ISA 9.7.9.25 (multicast), 9.7.8.25 (mapa), 9.7.13.15 (mbarrier.arrive on shared::cluster).
 """
 
-# mypy: disable-error-code="valid-type"
-
 from numba import int32, uint16, uint32
 
 from numstack.device.ptx.assembly import SourceMap, ptx

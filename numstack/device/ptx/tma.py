@@ -14,14 +14,12 @@ a function of ``make_wait(pending, reads_only)``. Tiles in shared memory start a
 Source: PTX ISA 9.7.9.25 (cp.async.bulk.tensor, cp.reduce.async.bulk.tensor), 9.7.9.27 (prefetch).
 """
 
-# mypy: disable-error-code="valid-type"
-
 import functools
 from collections.abc import Callable
 
 from numba import int32, uint32, uint64
 
-from numstack.device.ptx.assembly import GlobalTarget, Index, SourceMap, TargetMap, ptx
+from numstack.device.ptx.assembly import SourceMap, TargetMap, ptx
 
 
 @ptx(
@@ -94,14 +92,6 @@ def add_3d(array: TargetMap, tile: uint32, x0: int32, x1: int32, x2: int32) -> N
 )
 def add_4d(array: TargetMap, tile: uint32, x0: int32, x1: int32, x2: int32, x3: int32) -> None:
     """Add a tile of shared memory to the box at these coordinates, in the array's dtype, in no fixed order."""
-
-
-@ptx(
-    "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$array], [$source], $nbytes;",
-    touches_memory=True,
-)
-def add_float32(array: GlobalTarget, first: Index, source: uint32, nbytes: uint32) -> None:
-    """Add ``nbytes`` of float32 in shared memory to an array from element ``first`` on; both multiples of 16 bytes."""
 
 
 @ptx("cp.async.bulk.commit_group;", touches_memory=True)

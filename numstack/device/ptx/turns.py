@@ -3,8 +3,6 @@
 Source: PTX ISA 8.9 (memory consistency model), 9.7.9.8 (ld), 9.7.9.11 (st).
 """
 
-# mypy: disable-error-code="valid-type"
-
 from numba import int32
 
 from numstack.device.ptx.assembly import GlobalSource, GlobalTarget, Index, ptx

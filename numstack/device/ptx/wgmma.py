@@ -22,8 +22,6 @@ The swizzle: address ^= ((address >> 7) & 7) << 4, addresses from a multiple of 
 Source: PTX ISA 9.7.15 (asynchronous warpgroup matrix multiply-accumulate).
 """
 
-# mypy: disable-error-code="valid-type"
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -181,26 +181,6 @@ def test_stores_and_additions(hopper: Bench, case: Any, adds: bool, dtype: type)
 
 
 @kernel
-def _added(x_N, y_N, first):
-    shared = cuda.shared.array(256, float32)
-    shared[cuda.threadIdx.x] = x_N[cuda.threadIdx.x]
-    tma.fence_async()
-    cuda.syncthreads()
-    if cuda.threadIdx.x == 0:
-        tma.add_float32(y_N, first, integers.shared_address(shared), uint32(1024))
-        tma.commit()
-        _stored()
-
-
-def test_a_run_of_float32_is_added(hopper: Bench) -> None:
-    x, y = np.arange(256, dtype=np.float32), np.full(1024, 7, np.float32)
-    target = hopper.array(y)
-    _added[3, 256](hopper.array(x), target, 516)
-    y[516:772] += 3 * x
-    np.testing.assert_array_equal(hopper.result(target), y)
-
-
-@kernel
 def _written_then_loaded(array, x_NN, y_N):
     """Global memory written by stores and read by the copy engine, in one kernel."""
     shared = cuda.shared.array(0, uint8)
@@ -212,6 +192,7 @@ def _written_then_loaded(array, x_NN, y_N):
     tma.fence_async_all()
     _begin(barrier, y_N.shape[0])
     if cuda.threadIdx.x == 0:
+        tma.acquire_map(array)
         tma.load_2d(array, tile, barrier, 0, 0)
     mbarrier.wait(barrier, uint32(0))
     offset = int32(tile - first)
