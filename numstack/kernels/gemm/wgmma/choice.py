@@ -36,7 +36,7 @@ BUSY_ENOUGH = 0.95  # of the multiprocessors: the others run as much faster, sin
 # Cutting tiles along k is for the tuner to choose, until it has been compared with cuBLAS on a GPU as it is now:
 # what was compared had another order of parts. For it speak tests/kernels/test_gemm_wgmma_schedule.py,
 # and a training run that used it. Tiles of 160 columns were not compared in layout TN either.
-SPREADS_BY_DEFAULT = False
+SPREADS_BY_DEFAULT = True
 STORE_STEPS = 1.5  # what storing a tile costs, in steps of k
 PART_STEPS = 8  # what storing a part of a cut tile and gathering it costs
 

@@ -60,7 +60,7 @@ def make_kernel(form: Form, config: Config) -> Kernel:
     tile_position = make_tile_position(config.group, outputs.is_batch)
     load, load_for_pair, _, _ = make_boxes(outputs.is_batch)
     has_bias, reads_extra = outputs.has_bias, outputs.reads_extra
-    flags_nonfinite = outputs.flags_nonfinite
+    keeps_preactivation, flags_nonfinite = outputs.keeps_preactivation, outputs.flags_nonfinite
     is_nonfinite = {
         "bf16": nonfinite.is_nonfinite_bf16, "f16": nonfinite.is_nonfinite_f16, "f32": nonfinite.is_nonfinite_f32
     }[outputs.dtype]  # fmt: skip
@@ -126,8 +126,10 @@ def make_kernel(form: Form, config: Config) -> Kernel:
             tma.acquire_map(a)
             tma.acquire_map(b)
             tma.acquire_map(c)
-            tma.acquire_map(kept)
-            tma.acquire_map(extra)
+            if keeps_preactivation:
+                tma.acquire_map(kept)
+            if reads_extra:
+                tma.acquire_map(extra)
             for stage in range(stages):
                 mbarrier.init(full + uint32(8 * stage), uint32(1))
                 mbarrier.init(empty + uint32(8 * stage), uint32(CONSUMERS * blocks))
