@@ -147,8 +147,9 @@ def test_what_it_does_not_support_is_refused_by_name_and_done_by_another():
     ],
 )
 def test_what_it_supports(shape, dtype, supported):
-    arrays = tuple(np.zeros((*shape[:3], 128), dtype)[..., : shape[3]] for _ in range(3))
-    assert wgmma_backward.supports(Operands(arrays, 1.0)) is supported
+    with offline.device("sm_90a") as device:
+        arrays = tuple(device.array((*shape[:3], 128), dtype)[..., : shape[3]] for _ in range(3))
+        assert wgmma_backward.supports(Operands(arrays, 1.0)) is supported
 
 
 def test_workspace_holds_whole_tiles():

@@ -311,6 +311,8 @@ def test_bad_arguments():
     with pytest.raises(ShapeError, match=r"cross_entropy: targets_R has shape \(3,\); expected \(4,\)"):
         forward(logits, targets[:3])
     with pytest.raises(ShapeError, match=r"cross_entropy: scale_1 has shape \(2,\); expected \(1,\)"):
-        cross_entropy.forward_backward(logits, targets, np.empty(4, np.float32), logits, np.empty(2, np.float32))
+        cross_entropy.forward_backward(
+            *(to_device(a) for a in (logits, targets, np.empty(4, np.float32), logits, np.empty(2, np.float32)))
+        )
     with pytest.raises(ShapeError, match="cross_entropy: logits_RV has 3 axes"):
         forward(logits[None], targets)

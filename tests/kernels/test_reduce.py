@@ -148,7 +148,7 @@ def test_no_race_among_columns(under_checks, variant):
 
 
 def test_bad_arguments_say_what_to_do():
-    x, out, workspace = np.zeros((3, 5000), np.float32), np.zeros(1, np.float32), np.zeros(4, np.float32)
+    x, out, workspace = (to_device(np.zeros(shape, np.float32)) for shape in ((3, 5000), 1, 4))
     with pytest.raises(ShapeError, match=r"reduce.sum: workspace has shape \(3,\); expected one axis of at least 4"):
         reduce.sum(x, out, workspace[1:])
     with pytest.raises(ShapeError, match=r"reduce.norm: out_1 has shape \(4,\); expected \(1,\)"):
@@ -158,12 +158,10 @@ def test_bad_arguments_say_what_to_do():
     with pytest.raises(DTypeError, match=r"reduce.max: x is not C-contiguous"):
         reduce.max(x.T, out, workspace)
     with pytest.raises(ShapeError, match=r"reduce.max: x has shape \(0,\), no elements"):
-        reduce.max(np.zeros(0, np.float32), out, workspace)
+        reduce.max(out[:0], out, workspace)
     with pytest.raises(ShapeError, match=r"reduce.sum_rows: out_C has shape \(3,\); expected \(5000,\)"):
-        reduce.sum_rows(x, np.zeros(3, np.float32), workspace)
+        reduce.sum_rows(x, workspace[:3], workspace)
     with pytest.raises(ConfigError, match=r"'vectors' does not support 1666, True"):
-        reduce.sum_rows(
-            x.reshape(-1)[:4998].reshape(3, 1666), out.repeat(1666), np.zeros(6000, np.float32), variant="vectors"
-        )
+        reduce.sum_rows(x.reshape(-1)[:4998].reshape(3, 1666), x[0, :1666], x.reshape(-1)[:6000], variant="vectors")
     with pytest.raises(DTypeError, match=r"reduce.clip_scale: norm_1 has dtype float64; expected float32"):
-        reduce.clip_scale(np.zeros(1), out, max_norm=1.0)
+        reduce.clip_scale(to_device(np.zeros(1)), out, max_norm=1.0)

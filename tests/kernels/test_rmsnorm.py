@@ -127,12 +127,12 @@ def test_under_checks(under_checks, in_registers):
 
 
 def test_bad_arguments():
-    x, weight, rstd = np.zeros((3, 4), np.float32), np.zeros(4, np.float32), np.zeros(3, np.float32)
+    x, weight, rstd = (to_device(np.zeros(shape, np.float32)) for shape in ((3, 4), 4, 3))
     with pytest.raises(ShapeError, match=r"rmsnorm: weight_C has shape \(5,\); expected \(4,\)"):
-        rmsnorm.forward(x, np.zeros(5, np.float32), x, rstd, eps=EPS)
+        rmsnorm.forward(x, to_device(np.zeros(5, np.float32)), x, rstd, eps=EPS)
     with pytest.raises(DTypeError, match="rmsnorm: rstd_R has dtype float16; expected float32"):
-        rmsnorm.forward(x, weight, x, rstd.astype(np.float16), eps=EPS)
+        rmsnorm.forward(x, weight, x, to_device(np.zeros(3, np.float16)), eps=EPS)
     with pytest.raises(ShapeError, match="rmsnorm: workspace has shape"):
-        rmsnorm.backward(x, x, weight, rstd, x, weight, np.zeros(1, np.float32))
+        rmsnorm.backward(x, x, weight, rstd, x, weight, to_device(np.zeros(1, np.float32)))
     with pytest.raises(ConfigError, match="'row_in_registers' does not support"):
         rmsnorm.forward(x, weight, x, rstd, eps=EPS, variant="row_in_registers")

@@ -33,10 +33,6 @@ TILES = {
 }
 WHOLE_BOXES = 0.95  # where b's tile is loaded in boxes of 64 columns of which some are not used
 BUSY_ENOUGH = 0.95  # of the multiprocessors: the others run as much faster, since power limits them all
-# Cutting tiles along k is for the tuner to choose, until it has been compared with cuBLAS on a GPU as it is now:
-# what was compared had another order of parts. For it speak tests/kernels/test_gemm_wgmma_schedule.py,
-# and a training run that used it. Tiles of 160 columns were not compared in layout TN either.
-SPREADS_BY_DEFAULT = True
 STORE_STEPS = 1.5  # what storing a tile costs, in steps of k
 PART_STEPS = 8  # what storing a part of a cut tile and gathering it costs
 
@@ -175,7 +171,7 @@ def candidates(problem: Problem) -> Iterator[Config]:
 
 
 @lru_cache(maxsize=4096)
-def choose(needs: Needs, may_spread: bool = SPREADS_BY_DEFAULT) -> Config:
+def choose(needs: Needs, may_spread: bool = True) -> Config:
     """What should be fastest, by the work and the longest path that each tile leads to."""
     best, least = Config(), float("inf")
     for (tile_m, tile_n), rate in TILES.items():
