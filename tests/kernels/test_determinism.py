@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +9,12 @@ import numpy as np
 import pytest
 from numba import cuda
 
-import numstack.kernels
 from numstack import memory, simt
 from numstack.device import Kernel, current_device, kernel
 from numstack.device.work import Work
 from numstack.kernels import catalogue
-from numstack.kernels.variants import Variants
+from tests.kernels.every_launch import random_array
+from tests.kernels.portable import portable_variants
 
 REPETITIONS = 100
 BLOCK = 256
@@ -42,15 +40,7 @@ class Written:
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A new array of random numbers, or of small indices."""
-        rng = np.random.default_rng(len(self.arrays))
-        n = int(np.prod(shape))
-        values = rng.standard_normal(min(n, 1 << 20), dtype=np.float32)
-        if dtype == np.int32:
-            values = np.abs(values * 4000) if n > 3 else np.ones(n)
-        elif dtype == np.uint16:
-            values = values.view(np.uint32) >> 16
-        host = np.resize(values.astype(dtype), n)
-        array = memory.from_host(host).reshape(shape)
+        array = random_array(shape, dtype, len(self.arrays))
         self.arrays.append(array)
         return array
 
@@ -75,16 +65,6 @@ class Written:
             for kernel in self.kernels
             for function in simt.functions_reached(kernel.py_func)
         )
-
-
-def portable_variants() -> set[str]:
-    """Names of variants that are made for any device, and have none of what this file is about."""
-    found: dict[str, bool] = {}
-    for module in pkgutil.walk_packages(numstack.kernels.__path__, "numstack.kernels."):
-        for table in vars(importlib.import_module(module.name)).values():
-            for variant in table if isinstance(table, Variants) else ():
-                found[variant.name] = found.get(variant.name, True) and variant.made_for == "any"
-    return {name for name, is_portable in found.items() if is_portable}
 
 
 def _words(array: Any) -> Any:

@@ -1,0 +1,60 @@
+"""Launches every kernel of the catalogue once, on small arrays: what compute-sanitizer runs.
+
+usage: compute-sanitizer --tool memcheck python -m tests.kernels.every_launch bf16 [WORD ...]
+
+pytest would run each kernel hundreds of times, which the sanitizer makes a hundred times slower. Variants that are made
+for GPUs are launched, and with ``--portable`` the others too; WORDs choose operations whose name has one of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+
+from numstack import memory
+from numstack.device import current_device
+from numstack.errors import ConfigError
+from numstack.kernels import catalogue
+from tests.kernels.portable import portable_variants
+
+DTYPES = {"bf16": np.uint16, "fp16": np.float16, "fp32": np.float32}
+N_RANDOM = 1 << 20
+
+
+def random_array(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> Any:
+    """Normal numbers, repeated after a million, or indices below 20,000."""
+    values = np.random.default_rng(seed).standard_normal(min(int(np.prod(shape)), N_RANDOM), dtype=np.float32)
+    if dtype == np.int32:
+        values = np.abs(values * 4000) if values.size > 3 else np.ones_like(values)
+    elif dtype == np.uint16:
+        values = values.view(np.uint32) >> 16
+    return memory.from_host(np.resize(values.astype(dtype), shape))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dtype", choices=DTYPES)
+    parser.add_argument("words", nargs="*", metavar="WORD")
+    parser.add_argument("--portable", action="store_true", help="also the variants that run on any device")
+    options = parser.parse_args()
+    catalogue.B, catalogue.T = 1, 256
+    catalogue.R = catalogue.B * catalogue.T
+    left_out = set() if options.portable else portable_variants()
+    n_launches = 0
+    for operation, variant, run in catalogue.launches(random_array, DTYPES[options.dtype]):
+        if variant in left_out or (options.words and not any(word in operation for word in options.words)):
+            continue
+        try:
+            run()
+        except ConfigError as error:  # a variant that needs larger arrays
+            print(f"{operation} {variant}: {error}")
+            continue
+        current_device().synchronize()
+        n_launches += 1
+    print(f"{n_launches} launches")
+
+
+if __name__ == "__main__":
+    main()
