@@ -2,13 +2,11 @@
 
 numba has no by-value parameter of 128 bytes, so a kernel gets the address of an entry. An entry is never rewritten:
 a launch that is under way, or a captured one, may still use it, and an array that comes back at the same place with
-the same shape (as they do in a training loop) finds its entry. The table therefore only grows, by SPACING bytes for
+the same shape (as they do in a training loop) finds its entry. The table therefore only grows, by 128 bytes for
 each kind of view that was ever described.
 
-The copy engine has a cache of its own for maps, which writes to memory do not reach. On an H200, launches one behind
-the other, each with a map freshly written beside the last one's, stopped with an illegal instruction, and one alone was
-right; so entries lie apart, and none is written while a kernel runs. CUDA's programming guide asks for more: that each
-block fences a map before its first use (``ptx.tma.acquire_map``).
+The copy engine has a cache of its own for maps, which writes to memory do not reach: each block fences a map before its
+first use (``ptx.tma.acquire_map``), as CUDA's programming guide asks.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from numstack.device.cuda.array import CudaArray
 
 MAP_BYTES = 128
-SPACING = 4096  # far more than a line of any cache
 MAPS_A_PAGE = 512
 
 _ELEMENT = {
@@ -71,14 +68,13 @@ class TensorMaps:
         if self._next == self._end:
             if self._stream is None:
                 self._stream = call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
-            self._next = int(call(driver.cuMemAlloc, MAPS_A_PAGE * SPACING))
-            self._end = self._next + MAPS_A_PAGE * SPACING
+            self._next = int(call(driver.cuMemAlloc, MAPS_A_PAGE * MAP_BYTES))
+            self._end = self._next + MAPS_A_PAGE * MAP_BYTES
         entry = self._next
-        call(driver.cuCtxSynchronize)
         buffer = ctypes.create_string_buffer(encoded, MAP_BYTES)
         call(driver.cuMemcpyHtoDAsync, entry, ctypes.addressof(buffer), MAP_BYTES, self._stream)
         call(driver.cuStreamSynchronize, self._stream)
-        self._next += SPACING
+        self._next += MAP_BYTES
         return entry
 
 

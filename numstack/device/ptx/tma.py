@@ -1,10 +1,11 @@
 """TMA: the copy engine moves boxes of 2-D to 4-D arrays between global and shared memory, one thread asking.
 
 The array is described by a tensor map (``device.tensor_map``, see ``numstack.device.cuda.tensor_map``), a kernel
-argument that the kernel sees as a uint64 address. Coordinates count elements, innermost axis first; they may lie
-outside: what is read there is zero, what is written there is dropped, and the bytes counted are the whole box's. The
-innermost coordinate times the size of an element must be a multiple of 16 bytes: at any other the GPU stops with an
-illegal instruction (seen on an H200; triton-lang/triton#7385).
+argument that the kernel sees as a uint64 address. Coordinates count elements, innermost axis first; a box may hang
+over the far edges: what is read there is zero, what is written there is dropped, and the bytes counted are the whole
+box's. Only loads may start before an axis begins: a store or addition at a negative coordinate stops the GPU with an
+illegal instruction, and so does any innermost coordinate that is no multiple of 16 bytes (both seen on an H200; of the
+second, triton-lang/triton#7385).
 
 Loads end by completing their bytes on an mbarrier. Stores read shared memory that threads wrote, so each writer does
 ``fence_async()`` and a barrier before one thread stores; they belong to bulk groups of that thread: ``commit()``, then

@@ -16,8 +16,8 @@ Accumulators, for warp w of the group and lane l, g = l // 4, t = l % 4: registe
 column 8 (i // 4) + 2 t + i % 2. A from registers, four of two 16-bit values for each k16: row g columns 2t, 2t+1; row
 g + 8 the same; row g columns 2t + 8, 2t + 9; row g + 8 the same: the accumulators of n = 16 j.. packed by twos.
 
-Descriptor: bits 0-13 address / 16, 16-29 leading offset / 16, 32-45 stride offset / 16, 62-63 swizzle (1 = 128 bytes).
-The swizzle: address ^= ((address >> 7) & 7) << 4, addresses from a multiple of 1024.
+Descriptor: bits 0-13 address / 16, 16-29 leading offset / 16, 32-45 stride offset / 16, 62-63 swizzle (1 = 128
+bytes, 2 = 64). The swizzle: address ^= ((address >> 7) & 7) << 4, addresses from a multiple of 1024; of 64 bytes & 3.
 
 Source: PTX ISA 9.7.15 (asynchronous warpgroup matrix multiply-accumulate).
 """
@@ -44,13 +44,16 @@ def k_major(address):  # type: ignore[no-untyped-def]
 
 
 @functools.cache
-def make_mn_major(depth: int) -> Any:
+def make_mn_major(depth: int, width: int = 64) -> Any:
     """A function for the descriptor of an operand whose rows are 64 values of m or n: TMA boxes {64 mn, depth}.
 
     The boxes for the next 64 m or n follow one another, depth * 128 bytes each. The next 16 k are 128 further. The
-    matching operand of :func:`make_multiply` is transposed.
+    matching operand of :func:`make_multiply` is transposed. A ``width`` of 32 is for boxes {32 mn, depth}, swizzled by
+    64 bytes: half of all these distances.
     """
-    bits = (1 << 62) | (1024 // 16 << 32) | (depth * 128 // 16 << 16)
+    row = 2 * width
+    swizzle = {128: 1, 64: 2}[row]
+    bits = (swizzle << 62) | (8 * row // 16 << 32) | (depth * row // 16 << 16)
 
     @cuda.jit(device=True)
     def mn_major(address):  # type: ignore[no-untyped-def]

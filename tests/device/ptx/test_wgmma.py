@@ -28,13 +28,19 @@ def _matrix(registers: np.ndarray) -> np.ndarray:
     return c
 
 
+def _box_columns(n: int) -> int:
+    """Of the boxes in which a b of n columns, in rows of k, is loaded."""
+    return 32 if n % 64 else 64
+
+
 @functools.cache
 def _make_kernel(n: int, dtype: str, a_is_KM: bool, b_is_KN: bool) -> Kernel:
     multiply = wgmma.make_multiply(n, dtype, a_is_KM, b_is_KN)
-    mn_major, wait = wgmma.make_mn_major(K), wgmma.make_wait(0, n // 2)
+    columns = _box_columns(n)
+    mn_major, b_mn_major, wait = wgmma.make_mn_major(K), wgmma.make_mn_major(K, columns), wgmma.make_wait(0, n // 2)
     k_major = wgmma.k_major
-    step_a, step_b = (128 if a_is_KM else 2), (128 if b_is_KN else 2)
-    n_accumulators, n_boxes, nbytes = n // 2, (n // 64 if b_is_KN else 1), TILE_BYTES + n * K * 2
+    step_a, step_b = (128 if a_is_KM else 2), (2 * columns if b_is_KN else 2)
+    n_accumulators, n_boxes, nbytes = n // 2, (n // columns if b_is_KN else 1), TILE_BYTES + n * K * 2
 
     @kernel(name=f"wgmma n={n} {dtype} {'KM' if a_is_KM else 'MK'} {'KN' if b_is_KN else 'NK'}")
     def product(a, b, registers, rounds):
@@ -50,15 +56,15 @@ def _make_kernel(n: int, dtype: str, a_is_KM: bool, b_is_KN: bool) -> Kernel:
             tma.acquire_map(a)
             tma.acquire_map(b)
             tma.load_2d(a, a_tile, barrier, 0, 0)
-            for j in range(n_boxes):  # 64 columns each, one after another
-                tma.load_2d(b, uint32(b_tile + uint32(j * K * 128)), barrier, 64 * j, 0)
+            for j in range(n_boxes):  # one after another
+                tma.load_2d(b, uint32(b_tile + uint32(j * K * columns * 2)), barrier, columns * j, 0)
         cuda.syncthreads()
         mbarrier.wait(barrier, uint32(0))
         acc = cuda.local.array(n_accumulators, float32)
         for i in range(n_accumulators):
             acc[i] = float32(100)
         a_place = mn_major(a_tile) if a_is_KM else k_major(a_tile)
-        b_place = mn_major(b_tile) if b_is_KN else k_major(b_tile)
+        b_place = b_mn_major(b_tile) if b_is_KN else k_major(b_tile)
         for round in range(rounds):
             wgmma.fence()
             for k in range(K // 16):
@@ -84,7 +90,9 @@ def _stored(values: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("layout", ["NT", "TN", "NN", "TT"])
 @pytest.mark.parametrize(
-    ("n", "dtype"), [(64, BFLOAT16), (64, FLOAT16), (128, BFLOAT16), (192, FLOAT16), (256, BFLOAT16)], ids=str
+    ("n", "dtype"),
+    [(64, BFLOAT16), (64, FLOAT16), (96, BFLOAT16), (128, BFLOAT16), (160, FLOAT16), (192, FLOAT16), (256, BFLOAT16)],
+    ids=str,
 )
 def test_operands_in_shared_memory(hopper: Bench, n: int, dtype: np.dtype, layout: str) -> None:
     a, b = _operands(n, dtype)
@@ -92,7 +100,8 @@ def test_operands_in_shared_memory(hopper: Bench, n: int, dtype: np.dtype, layou
     device = current_device()
     a_array, b_array = hopper.array(_stored(a.T if a_is_KM else a)), hopper.array(_stored(b if b_is_KN else b.T))
     a_map = device.tensor_map(a_array, (64, 64))
-    b_map = device.tensor_map(b_array, (K, 64) if b_is_KN else (n, K))
+    b_box, b_swizzle = ((K, _box_columns(n)), 2 * _box_columns(n)) if b_is_KN else ((n, K), 128)
+    b_map = device.tensor_map(b_array, b_box, swizzle_bytes=b_swizzle)
     product = _make_kernel(n, "f16" if dtype == FLOAT16 else "bf16", a_is_KM, b_is_KN)
     outputs = [hopper.array(poisoned((n // 2, 128))) for _ in range(2)]
     for rounds, c in enumerate(outputs, start=1):

@@ -105,13 +105,14 @@ def launch(problem: Problem, stream: Stream | None, config: Config, workspace: A
         if needs.sums_columns:
             rows = ceil_div(problem.m, CHUNK_ROWS)
             sums = workspace[: rows * problem.n].reshape(rows, problem.n)
-    a_map, b_map = device.tensor_map(a, ready.a_box), device.tensor_map(b, ready.b_box)
-    c_map = kept_map = extra_map = device.tensor_map(c, ready.c_box, swizzle_bytes=ready.swizzle_bytes)
+    a_map = device.tensor_map(a, ready.a_box)
+    b_map = device.tensor_map(b, ready.b_box, swizzle_bytes=ready.b_swizzle_bytes)
+    c_map = kept_map = extra_map = device.tensor_map(c, ready.c_box, swizzle_bytes=ready.c_swizzle_bytes)
     if needs.keeps_preactivation:
-        kept_map = device.tensor_map(preactivation, ready.c_box, swizzle_bytes=ready.swizzle_bytes)
+        kept_map = device.tensor_map(preactivation, ready.c_box, swizzle_bytes=ready.c_swizzle_bytes)
     if needs.reads_extra:
         extra = residual if preactivation is None else preactivation
-        extra_map = device.tensor_map(extra, ready.c_box, swizzle_bytes=ready.swizzle_bytes)
+        extra_map = device.tensor_map(extra, ready.c_box, swizzle_bytes=ready.c_swizzle_bytes)
     flag = c if problem.nonfinite is None else problem.nonfinite
     ready.kernel[ready.grid, THREADS, stream, ready.shared_bytes](
         a_map, b_map, c_map, kept_map, extra_map, c if bias is None else bias, partials, sums, flag,
@@ -136,7 +137,8 @@ class _Ready(NamedTuple):
     a_box: tuple[int, ...]
     b_box: tuple[int, ...]
     c_box: tuple[int, ...]
-    swizzle_bytes: int
+    b_swizzle_bytes: int
+    c_swizzle_bytes: int
     plan: Plan
     cut: tuple[int, ...]
     gather: Kernel
@@ -164,7 +166,7 @@ def _prepare(
     plan = choice.plan_of(config, needs)
     workers = current_device().properties.multiprocessors // config.cluster
     tiles_m, tiles_n = ceil_div(needs.m, config.tile_m * config.cluster), ceil_div(needs.n, config.tile_n)
-    matrix = (1,) if outputs.is_batch else ()
+    matrix, pair = (1,) if outputs.is_batch else (), config.cluster
     return _Ready(
         kernel=make_kernel(form, config),
         grid=(workers if plan.rest else min(workers, plan.whole)) * config.cluster,
@@ -172,10 +174,11 @@ def _prepare(
         a_box=(*matrix, *((TILE_K, 64) if spec.a_is_KM else (config.tile_m, TILE_K))),
         b_box=(
             *matrix,
-            *((config.tile_n // config.cluster, TILE_K) if spec.b_is_NK else (TILE_K // config.cluster, 64)),
+            *((config.tile_n // pair, TILE_K) if spec.b_is_NK else (TILE_K // pair, config.b_box_columns)),
         ),
         c_box=(*matrix, CHUNK_ROWS, outputs.chunk_columns(config)),
-        swizzle_bytes=config.row_bytes(c_dtype.itemsize),
+        b_swizzle_bytes=128 if spec.b_is_NK else 2 * config.b_box_columns,
+        c_swizzle_bytes=config.row_bytes(c_dtype.itemsize),
         plan=plan,
         cut=(tiles_m, tiles_n, plan.whole, ceil_div(needs.k, TILE_K), *plan[1:]),
         gather=make_gather(Gathered(form.name + " gather", spec.has_residual), config),

@@ -31,7 +31,6 @@ TILES = {
     (128, 128): 0.96,
     (128, 64): 0.75,
 }
-WHOLE_BOXES = 0.95  # where b's tile is loaded in boxes of 64 columns of which some are not used
 BUSY_ENOUGH = 0.95  # of the multiprocessors: the others run as much faster, since power limits them all
 STORE_STEPS = 1.5  # what storing a tile costs, in steps of k
 PART_STEPS = 8  # what storing a part of a cut tile and gathering it costs
@@ -152,7 +151,7 @@ def fitted(tile_m: int, tile_n: int, needs: Needs) -> Config | None:
 
 def shared_bytes(config: Config, needs: Needs) -> int:
     """Dynamic shared memory of a block."""
-    return config.shared_bytes(needs.b_is_NK, needs.itemsize, needs.has_bias, needs.sums_columns)
+    return config.shared_bytes(needs.itemsize, needs.has_bias, needs.sums_columns)
 
 
 def candidates(problem: Problem) -> Iterator[Config]:
@@ -176,7 +175,7 @@ def choose(needs: Needs, may_spread: bool = True) -> Config:
     best, least = Config(), float("inf")
     for (tile_m, tile_n), rate in TILES.items():
         fitting = fitted(tile_m, tile_n, needs)
-        if fitting is None or (tile_n == 160 and needs.a_is_KM):
+        if fitting is None:
             continue
         fitting = fitting._replace(lag=min(2, fitting.stages - 2))
         for spread in (False, True) if may_spread and needs.can_spread else (False,):
@@ -184,8 +183,7 @@ def choose(needs: Needs, may_spread: bool = True) -> Config:
             plan = plan_of(config, needs)
             if spread and not plan.rest:
                 continue
-            loads_more = tile_n % 64 and not needs.b_is_NK
-            cost = _cost(config, plan, needs) / (rate * WHOLE_BOXES if loads_more else rate)
+            cost = _cost(config, plan, needs) / rate
             if cost < least:
                 best, least = config, cost
     return best

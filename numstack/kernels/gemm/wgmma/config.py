@@ -45,9 +45,14 @@ class Config(NamedTuple):
     def a_bytes(self) -> int:
         return self.tile_m * TILE_K * 2
 
-    def b_bytes(self, b_is_NK: bool) -> int:
-        """Of a tile of b: rows of n as they are, or whole boxes of 64 n."""
-        return (self.tile_n if b_is_NK else -(-self.tile_n // 64) * 64) * TILE_K * 2
+    @property
+    def b_bytes(self) -> int:
+        return self.tile_n * TILE_K * 2
+
+    @property
+    def b_box_columns(self) -> int:
+        """Of the boxes that a tile of b in rows of k is loaded in: 64, or 32 where that does not divide it."""
+        return 32 if self.tile_n % 64 else 64
 
     def row_bytes(self, itemsize: int) -> int:
         """Of a piece of c: 128, or 64 where that does not divide the tile's rows."""
@@ -58,8 +63,8 @@ class Config(NamedTuple):
         row = CONSUMERS * self.tile_n * 4 if has_bias else 2 * CONSUMERS * SUMS_BYTES if sums_columns else 0
         return -(-(BARRIER_BYTES + row) // 1024) * 1024
 
-    def shared_bytes(self, b_is_NK: bool, itemsize: int, has_bias: bool, sums_columns: bool) -> int:
+    def shared_bytes(self, itemsize: int, has_bias: bool, sums_columns: bool) -> int:
         """Dynamic shared memory. It starts at a multiple of 1024 if there is no other, as the swizzle needs."""
-        tiles = self.stages * (self.a_bytes + self.b_bytes(b_is_NK))
+        tiles = self.stages * (self.a_bytes + self.b_bytes)
         pieces = CONSUMERS * self.buffers * CHUNK_ROWS * self.row_bytes(itemsize)
         return self.head_bytes(has_bias, sums_columns) + tiles + pieces

@@ -38,7 +38,7 @@ def make_kernel(form: Form, config: Config) -> Kernel:
         config.cluster,
     )
     spread, lag = config.spread, config.lag
-    a_bytes, b_bytes = config.a_bytes, config.b_bytes(b_is_NK)
+    a_bytes, b_bytes = config.a_bytes, config.b_bytes
     head_bytes = config.head_bytes(outputs.has_bias, outputs.sums_columns)
     rows = tile_m // CONSUMERS  # of a consumer: one or two accumulators of 64
     is_tall, row_blocks = rows == 128, rows // 64
@@ -47,9 +47,10 @@ def make_kernel(form: Form, config: Config) -> Kernel:
     staging_bytes = buffers * CHUNK_ROWS * config.row_bytes(outputs.itemsize)
     a_part = rows * 128  # from one consumer's rows of a's tile to the other's, either way it lies
     a_descriptor = wgmma.make_mn_major(TILE_K) if a_is_KM else wgmma.k_major
-    b_descriptor = wgmma.k_major if b_is_NK else wgmma.make_mn_major(TILE_K)
+    box_columns = config.b_box_columns
+    b_descriptor = wgmma.k_major if b_is_NK else wgmma.make_mn_major(TILE_K, box_columns)
     a_step = 128 if a_is_KM else 2
-    b_step = 2 if b_is_NK else 128
+    b_step = 2 if b_is_NK else 2 * box_columns
     a_below = 64 * 128 // 16
     multiply = wgmma.make_multiply(tile_n, form.dtype, a_is_KM, not b_is_NK)
     wait_previous = wgmma.make_wait(1)
@@ -69,8 +70,8 @@ def make_kernel(form: Form, config: Config) -> Kernel:
     first_loads = min(chunks, buffers)
     load_extra = make_load_extra(outputs, config)
     store_rows, store_rows_below = make_store_rows(outputs, config, 0), make_store_rows(outputs, config, 1)
-    n_boxes_a, n_boxes_b = tile_m // 64, -(-tile_n // 64)
-    shared_half = tile_n // 2 * 128 if b_is_NK else 32 * 128  # of b's tile, loaded by each block of a pair
+    n_boxes_a, n_boxes_b, box_bytes = tile_m // 64, tile_n // box_columns, TILE_K * box_columns * 2
+    shared_half = tile_n // 2 * 128 if b_is_NK else box_bytes // 2  # of b's tile, loaded by each block of a pair
 
     @cuda.jit(device=True)
     def load_a(a, target, barrier, row, depth, matrix):
@@ -87,7 +88,8 @@ def make_kernel(form: Form, config: Config) -> Kernel:
                 load(b, target, barrier, depth, column, matrix)
             else:
                 for box in range(n_boxes_b):
-                    load(b, uint32(target + uint32(box * 8192)), barrier, int32(column + box * 64), depth, matrix)
+                    at = uint32(target + uint32(box * box_bytes))
+                    load(b, at, barrier, int32(column + box * box_columns), depth, matrix)
         else:
             mine = uint32(target + uint32(block) * uint32(shared_half))
             if b_is_NK:
@@ -95,8 +97,8 @@ def make_kernel(form: Form, config: Config) -> Kernel:
             else:
                 first = int32(depth + block * 32)
                 for box in range(n_boxes_b):
-                    at = uint32(mine + uint32(box * 8192))
-                    load_for_pair(b, at, barrier, int32(column + box * 64), first, matrix)
+                    at = uint32(mine + uint32(box * box_bytes))
+                    load_for_pair(b, at, barrier, int32(column + box * box_columns), first, matrix)
 
     @kernel(name=form.name, cluster=blocks)
     def product(
