@@ -25,7 +25,7 @@ from numstack.simt.codegen import Hints
 from numstack.simt.collective import WARP, registers_of_warp
 from numstack.simt.flow import Statements
 from numstack.simt.geometry import Geometry
-from numstack.simt.nodes import PREFIX, SHUFFLES, Alloc, Collective, loaded
+from numstack.simt.nodes import PREFIX, SHUFFLES, Alloc, Collective, loaded, stored
 from numstack.simt.plan import BlockVote, Branch, Guard, Lanes, Leave, Loop, Node, Region, Scalar, Together, Warp
 from numstack.simt.source import error_at
 from numstack.simt.uniform import AT_FIRST_LANE, CHUNK, Uniformity
@@ -63,6 +63,7 @@ class Emitter:
         self.depth = 0
         self.uses: set[str] = set()
         self._last_place: tuple[str, int] | None = None
+        self._in_place: set[str] = set()  # recomputed variables of the current statements that change inside them
 
     # Lines.
 
@@ -207,8 +208,13 @@ class Emitter:
         kept = {name for name in written if storage.is_kept(node, name)}
         masks = node.masks
         reads = loaded([*statements, *masks]) | ({node.mask} if node.mask else set())
+        # What depends on a loop among these statements is computed where it stands, not before all of them.
+        changed = stored(statements) - storage.recomputed_variables.keys()
+        self._in_place = {
+            name for name in reads & storage.recomputed_variables.keys() if storage.with_operands({name}) & changed
+        }
         self.begin_lanes()
-        self.recomputed(reads)
+        self.recomputed(reads - self._in_place)
         self.fetch((flow.exposed | ({node.mask} if node.mask else set())) | kept)
         if node.mask and statements:
             self.indented(f"if {node.mask}:")
@@ -231,7 +237,7 @@ class Emitter:
         """Statements of one thread."""
         start = len(self.lines)
         for statement in statements:
-            if isinstance(statement, ast.Pass) or self.storage.planner.is_recomputed(statement):
+            if isinstance(statement, ast.Pass) or self._is_computed_before(statement):
                 continue
             self.comment(statement)
             if isinstance(statement, ast.If):
@@ -257,6 +263,9 @@ class Emitter:
                 self.line(self.in_thread(statement), statement)
         if len(self.lines) == start:
             self.line("pass")
+
+    def _is_computed_before(self, statement: ast.stmt) -> bool:
+        return self.storage.planner.is_recomputed(statement) and not stored(statement) <= self._in_place
 
     # Operations of several threads.
 

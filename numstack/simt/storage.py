@@ -199,7 +199,7 @@ class Storage:
 
     # What nodes read.
 
-    def _with_operands(self, names: set[str]) -> set[str]:
+    def with_operands(self, names: set[str]) -> set[str]:
         """``names``, and what the recomputed variables among them are computed from."""
         found: set[str] = set()
         pending = list(names)
@@ -234,7 +234,7 @@ class Storage:
                 names |= {node.mask} | self._loads(node.body)
             elif isinstance(node, Region):
                 names |= self._loads(node.body)
-        return self._with_operands(names)
+        return self.with_operands(names)
 
     def _exposed(self, nodes: list[Node]) -> set[str]:
         """Variables that nodes read before they surely assign them."""
@@ -243,17 +243,17 @@ class Storage:
         for node in nodes:
             if isinstance(node, Scalar):
                 flow = flow_of([node.statement], set())
-                exposed |= self._with_operands(flow.exposed) - killed
+                exposed |= self.with_operands(flow.exposed) - killed
                 killed |= flow.killed
             elif isinstance(node, Loop):
                 targets = stored(node.header.target) if isinstance(node.header, ast.For) else set()
                 header = loaded(node.header.iter if isinstance(node.header, ast.For) else node.header.test)
-                exposed |= (self._with_operands(header) | (self._exposed(node.body) - targets)) - killed
+                exposed |= (self.with_operands(header) | (self._exposed(node.body) - targets)) - killed
             elif isinstance(node, Branch):
-                test = self._with_operands(loaded(node.test))
+                test = self.with_operands(loaded(node.test))
                 exposed |= (test | self._exposed(node.body) | self._exposed(node.orelse)) - killed
             elif isinstance(node, Guard):
-                exposed |= (self._with_operands({node.mask}) | self._exposed(node.body)) - killed
+                exposed |= (self.with_operands({node.mask}) | self._exposed(node.body)) - killed
             else:
                 exposed |= self._loads([node]) - killed
                 if isinstance(node, Warp) and node.operation.kind not in SHUFFLES:

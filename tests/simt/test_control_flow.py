@@ -270,3 +270,33 @@ def test_a_quotient_that_only_some_threads_need(kernel, n):
     out = poisoned(16, np.int64)
     launch(kernel, 1, 16, x, out, np.int32(n))
     np.testing.assert_array_equal(out, np.where(x[:16] < 500, x[19 % n if n else 0], 0))
+
+
+@cuda.jit(device=True)
+def is_in_row(v, columns):
+    return v * 32 + cuda.threadIdx.x < columns
+
+
+PIECES = 2
+
+
+def pieces_of_a_row(x_RC, out_RC, sums_R):
+    row = cuda.blockIdx.x * 2 + cuda.threadIdx.y
+    start = row * 100 + cuda.threadIdx.x
+    if row < x_RC.shape[0]:
+        for v in range(PIECES):
+            if is_in_row(v, x_RC.shape[1]):  # computed again where it is needed, but not before there is a v
+                out_RC[row, v * 32 + cuda.threadIdx.x] = 2 * x_RC[row, v * 32 + cuda.threadIdx.x]
+    while row < x_RC.shape[0]:
+        other = cuda.shfl_xor_sync(0xFFFFFFFF, start, 1)
+        if cuda.threadIdx.x == 0:
+            sums_R[row] = start + other
+        row += 6
+
+
+def test_what_depends_on_a_loop_among_statements_of_a_thread_is_computed_inside_it():
+    x = np.arange(5 * 50, dtype=np.int32).reshape(5, 50)
+    out, sums = poisoned(x.shape, np.int32), poisoned(5, np.int32)
+    launch(pieces_of_a_row, 3, (32, 2), x, out, sums)
+    np.testing.assert_array_equal(out, 2 * x)
+    np.testing.assert_array_equal(sums, 200 * np.arange(5) + 1)
