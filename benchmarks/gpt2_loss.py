@@ -3,8 +3,8 @@
 usage: python -m benchmarks.gpt2_loss [--steps 200] [--batch 8] [--json PATH]
        python -m benchmarks.gpt2_loss --smoke                      a tiny model, on any device
 
-bf16 on both sides. Rounding alone moves a curve: "PyTorch again" has the rows of each batch in the other order, which in
-exact arithmetic would change nothing. The table has every tenth part of the run; the JSON all three curves.
+bf16 on both sides. Rounding alone moves a curve: "PyTorch again" has the rows of each batch in the other order, which
+in exact arithmetic would change nothing. The table has every tenth part of the run; the JSON all three curves.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def main() -> None:
         means = np.convolve(percent, np.full(WINDOW, 1 / WINDOW), "valid")
         size = np.abs(percent)
         print(
-            f"{name}: {size.mean():.3g}% from PyTorch on average, at most {size.max():.3g}% in step {size.argmax() + 1}; "
-            f"means of {WINDOW} steps at most {np.abs(means).max():.3g}%"
+            f"{name}: {size.mean():.3g}% from PyTorch on average, {size.max():.3g}% at most, in step "
+            f"{size.argmax() + 1}; means of {WINDOW} steps at most {np.abs(means).max():.3g}%"
         )
     if options.json is not None:
         figures = json.loads(options.json.read_text())

@@ -37,15 +37,14 @@ TOLD = (
 )
 GELU_FORM = " tanh"
 # Ways to cut the Hopper GEMM, each with one idea more than the one before.
-SMALLEST = Config(tile_m=128, tile_n=64, stages=2, buffers=2, group=1, cluster=1, lag=0)
+SMALLEST = Config(tile_m=128, tile_n=64, stages=2, buffers=2, group=1, cluster=1)
 WGMMA_STEPS = {
     "128 x 64 tiles, 2 stages": SMALLEST,
     "128 x 128 tiles": SMALLEST._replace(tile_n=128),
     "128 x 256 tiles": SMALLEST._replace(tile_n=256),
     "4 stages": SMALLEST._replace(tile_n=256, stages=4),
     "16 rows of tiles together": SMALLEST._replace(tile_n=256, stages=4, group=16),
-    "a lag of 2 steps": SMALLEST._replace(tile_n=256, stages=4, group=16, lag=2),
-    "clusters of 2": SMALLEST._replace(tile_n=256, stages=4, group=16, lag=2, cluster=2),
+    "clusters of 2": SMALLEST._replace(tile_n=256, stages=4, group=16, cluster=2),
 }
 STEPS_SIZE = 8192
 # A rung that takes longer than this is timed once.

@@ -148,7 +148,7 @@ def tuned(problem: Problem) -> list[tune.Timing]:
         raise ConfigError(f"the kernel that is tuned does not support {problem}; give multiples of 8")
     fitting = [c for c in wgmma.candidates(problem) if wgmma.workspace_size(problem, c) <= most]
     time_all = partial(tune.tune, problem, run=run, time_s=time_on_gpu)
-    timings = time_all([c for c in fitting if c.cluster == 1 and c.lag] or fitting)
+    timings = time_all([c for c in fitting if c.cluster == 1])
     best = {_tiles(timing.config) for timing in timings[:N_TILES]}
     return time_all([c for c in fitting if _tiles(c) in best])
 

@@ -93,7 +93,6 @@ def test_what_is_chosen_fits(itemsize: int, extra: dict[str, bool]) -> None:
             needs = PLAIN._replace(m=m, n=n, k=k, itemsize=itemsize, can_spread=not extra, **extra)
             config = choice.choose(needs)
             assert config.stages >= 3 and choice.shared_bytes(config, needs) <= SHARED_MOST
-            assert config.lag < config.stages
             if needs.reads_extra:
                 chunks = config.tile_n * itemsize // config.row_bytes(itemsize) * (config.tile_m // 128)
                 assert chunks % config.buffers == 0
@@ -160,8 +159,8 @@ def test_cutting_along_k_compiles_for_hopper() -> None:
 
 WAYS = [
     Config(),
-    Config(lag=2),
-    Config(cluster=2, lag=1),
+    Config(cluster=2),
+    Config(tile_n=160, stages=5),
     Config(tile_n=192, stages=4, buffers=3),
     Config(tile_m=256, tile_n=128),
     Config(tile_m=256, tile_n=160, stages=3, buffers=5, cluster=2),

@@ -36,21 +36,16 @@ class Block:
         self.a_KM, self.b_KN, self.c_MN, self.partials = a_KM, b_KN, c_MN, partials
         self.loads: list[tuple[int, int, int]] = []  # row and column of the tile, and k, of each step
         self.steps: list[int] = []  # of the sum that a thread is at
-        self.n_multiplied = 0
+        self.n_summed = 0
         self.upper: Any = None  # the accumulators of a thread's first 64 rows
         self.sums: dict[tuple[int, int, int, int], np.ndarray] = {}
 
-    def multiply(self, acc: Any, a: int, b: int, keep: int) -> None:
-        if self.upper is None:
-            self.upper = acc
-        if acc is not self.upper:  # the lower 64 rows of a thread that has 128: the same steps
-            return
-        step, sixteen = divmod(self.n_multiplied, 4)
-        self.n_multiplied += 1
-        if not keep:
-            self.steps = []
-        if sixteen == 0:
-            self.steps.append(step)
+    def add_up(self, acc: Any, below: Any, *rest: Any) -> tuple[int, int]:
+        stage, phase, steps, _ = rest[-4:]
+        self.upper = acc
+        self.steps = list(range(self.n_summed, self.n_summed + steps))
+        self.n_summed += steps
+        return stage, phase
 
     def elements(self, thread: int, first_row: int, registers: range) -> tuple[Any, Any, Any]:
         """Rows and columns of c that registers of a thread are, as the documentation of wgmma says, and their sums."""
@@ -131,7 +126,7 @@ class Block:
         replaced: dict[str, Any] = {
             "load_a": load_a,
             "load_b": load_b,
-            "multiply": self.multiply,
+            "add_up": self.add_up,
             "store_rows": store_rows,
             "store_rows_below": store_rows,
         }
@@ -146,8 +141,8 @@ class Block:
         kernel = FunctionType(function.__code__, {**function.__globals__, **names}, "product", None, tuple(cells))
         for thread in (0, *range(128, 384)):
             cuda.threadIdx.x = thread
-            self.n_multiplied, self.upper = 0, None
-            kernel(*[None] * 6, self.partials, None, None, *numbers, 1.0)
+            self.n_summed, self.upper = 0, None
+            kernel(*[None] * 6, self.partials, None, None, *self.c_MN.shape, *numbers, 1.0)
 
 
 @pytest.mark.skipif(current_device().kind != "cpu", reason="runs kernels in Python: NUMSTACK_DEVICE=cpu runs it")

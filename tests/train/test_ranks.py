@@ -50,6 +50,11 @@ def seconds_since_fault(result: Finished) -> float:
     return time.time() - float(planted[1])
 
 
+def hear_interrupts() -> None:
+    """Undo what a shell does to what it starts in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_one_and_two_ranks_agree(train: Train, tiny: list[str], tmp_path: Path) -> None:
     """The same global batch: 20 steps to 1e-5, and the same again with MPI's own all-reduce."""
     one = np.array([row[1] for row in losses(train("one"))])
@@ -91,6 +96,7 @@ def test_launcher_lets_ranks_save(tiny: list[str], tmp_path: Path) -> None:
         env={**os.environ, **ENVIRONMENT},
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=hear_interrupts,
     )
     path = tmp_path / "run" / "metrics.jsonl"
     while process.poll() is None and len(metrics.read(path)) < 5:

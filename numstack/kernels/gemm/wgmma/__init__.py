@@ -116,7 +116,7 @@ def launch(problem: Problem, stream: Stream | None, config: Config, workspace: A
     flag = c if problem.nonfinite is None else problem.nonfinite
     ready.kernel[ready.grid, THREADS, stream, ready.shared_bytes](
         a_map, b_map, c_map, kept_map, extra_map, c if bias is None else bias, partials, sums, flag,
-        *ready.cut, problem.alpha, flops=problem.flops,
+        problem.m, problem.n, *ready.cut, problem.alpha, flops=problem.flops,
     )  # fmt: skip
     if plan.rest:
         ready.gather[ready.gather_grid, BLOCK, stream](partials, c, *ready.cut, problem.alpha)

@@ -7,7 +7,7 @@ CONSUMERS = 2
 THREADS = 128 * (1 + CONSUMERS)
 CHUNK_ROWS = 64  # of a piece of c on its way out
 SUMS_BYTES = 1024  # of a chunk's columns, a warpgroup's four warps; there is room for two chunks
-BARRIER_BYTES = 512  # full and empty stages, pieces of c loaded, lag: 8 bytes each
+BARRIER_BYTES = 512  # full and empty stages, pieces of c loaded: 8 bytes each
 SHARED_MOST = 232_448
 
 
@@ -26,8 +26,6 @@ class Config(NamedTuple):
         Rows of tiles that are worked through together, column by column, so that what they share stays in the L2 cache.
     cluster : {1, 2}
         Blocks, above one another in c, that share each tile of b.
-    lag : int
-        Steps of k by which the second warpgroup starts later, so that one stores while the other multiplies.
     spread : bool
         Whether the tiles that do not fill all multiprocessors are cut along k, evenly (stream-K).
     """
@@ -38,7 +36,6 @@ class Config(NamedTuple):
     buffers: int = 2
     group: int = 16
     cluster: int = 1
-    lag: int = 0
     spread: bool = False
 
     @property

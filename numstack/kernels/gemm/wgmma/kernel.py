@@ -1,7 +1,7 @@
 """The kernel: one warpgroup loads tiles with the copy engine, two multiply them and store c, block after block of c."""
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, uint8, uint32, uint64
 
@@ -13,7 +13,7 @@ from numstack.kernels.gemm.wgmma.epilogue import Outputs, make_load_extra, make_
 from numstack.kernels.gemm.wgmma.schedule import make_tile_position, share_begin
 
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232
-HALF_COUNT = CONSUMERS  # arrivals of one block that empty a stage
+NARROW = 64  # columns of c; of a tile that has no more, only these are multiplied
 
 
 class Form(NamedTuple):
@@ -37,7 +37,7 @@ def make_kernel(form: Form, config: Config) -> Kernel:
         config.buffers,
         config.cluster,
     )
-    spread, lag = config.spread, config.lag
+    spread = config.spread
     a_bytes, b_bytes = config.a_bytes, config.b_bytes
     head_bytes = config.head_bytes(outputs.has_bias, outputs.sums_columns)
     rows = tile_m // CONSUMERS  # of a consumer: one or two accumulators of 64
@@ -52,7 +52,6 @@ def make_kernel(form: Form, config: Config) -> Kernel:
     a_step = 128 if a_is_KM else 2
     b_step = 2 if b_is_NK else 2 * box_columns
     a_below = 64 * 128 // 16
-    multiply = wgmma.make_multiply(tile_n, form.dtype, a_is_KM, not b_is_NK)
     wait_previous = wgmma.make_wait(1)
     wait_last = wgmma.make_wait(0, n_registers)
     give_registers = sync.make_set_registers("dec", PRODUCER_REGISTERS)
@@ -100,9 +99,64 @@ def make_kernel(form: Form, config: Config) -> Kernel:
                     at = uint32(mine + uint32(box * box_bytes))
                     load_for_pair(b, at, barrier, int32(column + box * box_columns), first, matrix)
 
+    def make_add_up(columns: int) -> Any:
+        """A device function that multiplies tiles of a and ``columns`` of b as they arrive, and sums them in acc.
+
+        Accumulators of other columns keep what they had: it is not stored.
+        """
+        multiply = wgmma.make_multiply(columns or 8, form.dtype, a_is_KM, not b_is_NK)
+
+        @cuda.jit(device=True)
+        def add_up(acc, below, rows_of_a, tiles_of_b, full, empty, first_stage, first_phase, steps, mine):
+            stage = first_stage
+            phase = first_phase
+            previous = stage
+            for k in range(steps):
+                mbarrier.wait(full + uint32(8) * stage, phase)
+                if columns > 0:
+                    from_a = a_descriptor(uint32(rows_of_a + stage * uint32(a_bytes)))
+                    from_b = b_descriptor(uint32(tiles_of_b + stage * uint32(b_bytes)))
+                    wgmma.fence()
+                    keep = int32(k != 0)
+                    for sixteen in range(4):
+                        left_16 = from_a + uint64(a_step * sixteen)
+                        right_16 = from_b + uint64(b_step * sixteen)
+                        multiply(acc, left_16, right_16, keep)
+                        if is_tall:
+                            multiply(below, left_16 + uint64(a_below), right_16, keep)
+                        keep = int32(1)
+                    wgmma.commit()
+                    wait_previous()
+                if k != 0 and mine < blocks:
+                    if blocks == 1:
+                        mbarrier.arrive(empty + uint32(8) * previous)
+                    else:
+                        cluster.arrive(empty + uint32(8) * previous, uint32(mine))
+                previous = stage
+                stage = uint32(stage + uint32(1))
+                if stage == uint32(stages):
+                    stage = uint32(0)
+                    phase = uint32(phase ^ uint32(1))
+            wait_last(acc)
+            if is_tall:
+                wait_last(below)
+            if mine < blocks:
+                if blocks == 1:
+                    mbarrier.arrive(empty + uint32(8) * previous)
+                else:
+                    cluster.arrive(empty + uint32(8) * previous, uint32(mine))
+            return stage, phase
+
+        return add_up
+
+    # What is left over from another tile could be taken for an overflow; and where parts of tiles are stored as well,
+    # ptxas does not see that accumulators are complete (C7514).
+    skips_edges = not flags_nonfinite and not spread
+    add_up, add_up_narrow, add_up_nothing = make_add_up(tile_n), make_add_up(NARROW), make_add_up(0)
+
     @kernel(name=form.name, cluster=blocks)
     def product(
-        a, b, c, kept, extra, bias_N, partials, sums, flag,
+        a, b, c, kept, extra, bias_N, partials, sums, flag, m, n,
         tiles_m, tiles_n, whole, k_steps, rest, heads, head, tails, slots, alpha,
     ):  # fmt: skip
         base = integers.shared_address(cuda.shared.array(0, uint8))
@@ -112,7 +166,6 @@ def make_kernel(form: Form, config: Config) -> Kernel:
         full = base
         empty = uint32(full + uint32(8 * stages))
         loaded = uint32(empty + uint32(8 * stages))
-        lagged = uint32(loaded + uint32(8 * CONSUMERS * buffers))
         thread = int32(cuda.threadIdx.x)
         uniform_warp = sync.uniform(uint32(thread) >> uint32(5))
         group = uint32(uniform_warp >> uint32(2))
@@ -137,7 +190,6 @@ def make_kernel(form: Form, config: Config) -> Kernel:
                 mbarrier.init(empty + uint32(8 * stage), uint32(CONSUMERS * blocks))
             for slot in range(CONSUMERS * buffers):
                 mbarrier.init(loaded + uint32(8 * slot), uint32(1))
-            mbarrier.init(lagged, uint32(1))
             mbarrier.fence_init()
         if blocks == 1:
             cuda.syncthreads()
@@ -229,9 +281,6 @@ def make_kernel(form: Form, config: Config) -> Kernel:
             parity = uint32(0)
             bias_left = float32(0)
             bias_right = float32(0)
-            done = int32(0)
-            if lag > 0 and consumer == 1:
-                mbarrier.wait(lagged, uint32(0))
             while tile < whole or own > 0 or unit < unit_end:
                 number = tile
                 k_begin = int32(0)
@@ -260,44 +309,18 @@ def make_kernel(form: Form, config: Config) -> Kernel:
                     at = int32(column + 2 * mine)
                     bias_left = widen(bias_N[at]) if at < bias_N.shape[0] else float32(0)
                     bias_right = widen(bias_N[at + 1]) if at + 1 < bias_N.shape[0] else float32(0)
-                previous = stage
-                for k in range(k_begin, k_end):
-                    mbarrier.wait(full + uint32(8) * stage, phase)
-                    from_a = a_descriptor(uint32(my_rows_of_a + stage * uint32(a_bytes)))
-                    from_b = b_descriptor(uint32(tiles_of_b + stage * uint32(b_bytes)))
-                    wgmma.fence()
-                    keep = int32(k != k_begin)
-                    for sixteen in range(4):
-                        left_16 = from_a + uint64(a_step * sixteen)
-                        right_16 = from_b + uint64(b_step * sixteen)
-                        multiply(acc, left_16, right_16, keep)
-                        if is_tall:
-                            multiply(below, left_16 + uint64(a_below), right_16, keep)
-                        keep = int32(1)
-                    wgmma.commit()
-                    wait_previous()
-                    if k != k_begin and mine < blocks:
-                        if blocks == 1:
-                            mbarrier.arrive(empty + uint32(8) * previous)
-                        else:
-                            cluster.arrive(empty + uint32(8) * previous, uint32(mine))
-                    if lag > 0 and consumer == 0:
-                        done = integers.add(done, int32(1))
-                        if done == int32(lag) and mine == 0:
-                            mbarrier.arrive(lagged)
-                    previous = stage
-                    stage = uint32(stage + uint32(1))
-                    if stage == uint32(stages):
-                        stage = uint32(0)
-                        phase = uint32(phase ^ uint32(1))
-                wait_last(acc)
-                if is_tall:
-                    wait_last(below)
-                if mine < blocks:
-                    if blocks == 1:
-                        mbarrier.arrive(empty + uint32(8) * previous)
-                    else:
-                        cluster.arrive(empty + uint32(8) * previous, uint32(mine))
+                steps = integers.subtract(k_end, k_begin)
+                # What hangs over c's edges is not multiplied: no tile ends earlier, but the others have more power.
+                if skips_edges and row >= m:
+                    stage, phase = add_up_nothing(
+                        acc, below, my_rows_of_a, tiles_of_b, full, empty, stage, phase, steps, mine
+                    )
+                elif skips_edges and integers.subtract(n, column) <= int32(NARROW):
+                    stage, phase = add_up_narrow(
+                        acc, below, my_rows_of_a, tiles_of_b, full, empty, stage, phase, steps, mine
+                    )
+                else:
+                    stage, phase = add_up(acc, below, my_rows_of_a, tiles_of_b, full, empty, stage, phase, steps, mine)
                 if has_bias and 2 * mine < tile_n:
                     shared.store2(uint32(my_bias + uint32(8 * mine)), bias_left, bias_right)
                 if spread and number >= whole:
@@ -322,8 +345,6 @@ def make_kernel(form: Form, config: Config) -> Kernel:
                             consumer, my_bias, alpha, my_sums, sums, worst,
                         )  # fmt: skip
                     parity = uint32(parity ^ uint32(loads_a_tile & 1))
-            if lag > 0 and consumer == 0 and mine == 0 and done < int32(lag):
-                mbarrier.arrive(lagged)
             if flags_nonfinite and is_nonfinite(worst[0]):
                 cuda.atomic.or_(flag, 0, 1)
             if mine == 0:
