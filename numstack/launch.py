@@ -1,8 +1,8 @@
 """``numstack train``: start a training program under mpirun, and end it so that it can save.
 
 What mpirun alone does not do: on Ctrl-C and SIGTERM it kills its ranks within half a second, while a large model may
-need a minute to save. Here mpirun runs apart from the terminal, and the ranks get SIGUSR1, which mpirun passes on: they
-finish their step, save, and exit.
+need a minute to save. Here mpirun runs apart from the terminal, and the ranks get SIGUSR2, which mpirun passes on: they
+finish their step, save, and exit. (Open MPI 4.1.6 keeps SIGUSR1 to itself; 5.0 passes on both.)
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def run(command: list[str], *, n_ranks: int) -> int:
         received.append(number)
         if len(received) == 1:
             print("ending after this step and saving; the same again kills at once", file=sys.stderr, flush=True)
-            process.send_signal(signal.SIGUSR1)
+            process.send_signal(signal.SIGUSR2)
         else:
             process.terminate()
 

@@ -1,8 +1,8 @@
 """Signals that end a run early, after it has saved.
 
-Ctrl-C (SIGINT), SIGTERM (batch systems) and SIGUSR1 (Slurm's ``--signal``, and ``numstack train``) ask for the end. The
-loop looks at the request after each step, agrees on it with the other ranks, saves and exits. The same signal a second
-time kills at once.
+Ctrl-C (SIGINT), SIGTERM (batch systems), SIGUSR1 (Slurm's ``--signal``) and SIGUSR2 (``numstack train``) ask for the
+end. The loop looks at the request after each step, agrees on it with the other ranks, saves and exits. The same signal
+a second time kills at once.
 
 Open MPI's mpirun answers Ctrl-C and SIGTERM by sending its ranks SIGCONT, SIGTERM 250 ms later and SIGKILL another 250
 ms later, which can't be configured. So under mpirun SIGCONT already asks for a checkpoint: half a second is enough for
@@ -19,7 +19,7 @@ from numstack.train.console import launched_by_mpirun
 
 SAVE = 1
 END = 128
-END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Stopped(SystemExit):

@@ -100,7 +100,10 @@ def test_resumed_run_equals_uninterrupted(train: Train, monkeypatch: pytest.Monk
     assert losses(folder) == losses(straight)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGUSR2, 140)],
+)
 def test_signal_saves_first(
     train: Train,
     tmp_path: Path,
