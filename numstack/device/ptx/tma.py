@@ -133,7 +133,7 @@ def prefetch_map(array: SourceMap) -> None:
 
 @ptx("fence.proxy.tensormap::generic.acquire.sys [$array], 128;", touches_memory=True)
 def acquire_map(array: uint64) -> None:
-    """See a tensor map as the host wrote it: by one thread of each block, with a barrier before any uses the map.
+    """See a tensor map as the host wrote it: by each thread that uses it, or by one with a barrier before others do.
 
     CUDA's programming guide asks for it where maps lie in global memory: the copy engine may have cached what was
     there.

@@ -1,9 +1,11 @@
 """Which products the Hopper kernel can do, and how each is cut if nobody has tuned it.
 
 What counts is the longest path: the tiles that one multiprocessor computes in turn, or its share of the work where
-tiles are cut along k. The numbers below were fitted to 32 products (GPT-2 124M and 1.5B, forward and both
-gradients, squares) with each tile, cut and not, in two runs on an H200, every call in turns with cuBLAS: what they
-choose took 0.4% more than the fastest on average, 6% at most. ``numstack tune`` measures instead.
+tiles are cut along k. The numbers below were fitted to 32 products (GPT-2 124M and 1.5B, forward and both gradients,
+squares) with each tile, cut and not, in three runs on an H200, in turns with cuBLAS: two with the card at its limit of
+power, as in training, one with pauses between the calls. What they choose took 0.4% more than the fastest on average,
+6% at most. Tiles of 128 x 128 are as fast as the largest at the limit of power, and 15 to 20% slower without it.
+``numstack tune`` measures instead.
 """
 
 from collections.abc import Iterator
@@ -24,18 +26,18 @@ OPERANDS = (np.dtype(np.uint16), np.dtype(np.float16))
 # Tiles, with the rate that they reach relative to the best, fitted to what an H200 took.
 TILES = {
     (128, 256): 1.0,
-    (128, 192): 0.98,
-    (256, 128): 0.93,
-    (256, 192): 0.885,
-    (256, 160): 0.955,
-    (128, 160): 0.815,
-    (128, 128): 0.99,
-    (128, 64): 0.75,
+    (128, 192): 0.99,
+    (256, 128): 0.95,
+    (256, 192): 0.73,
+    (256, 160): 0.975,
+    (128, 160): 0.71,
+    (128, 128): 0.73,
+    (128, 64): 0.5,
 }
 WIDE = 192  # columns of a tile that stores two matrices: narrower ones took 2% more
-STORE_STEPS = 1.25  # what storing a tile costs, in steps of k
-PART_STEPS = 4  # what storing a part of a cut tile and gathering it costs
-CUT_STEPS = 36  # what cutting costs once: a second kernel, and loads that start anew; in steps of a tile of 128 x 256
+STORE_STEPS = 7.75  # what storing a tile costs, in steps of k
+PART_STEPS = 9  # what storing a part of a cut tile and gathering it costs
+CUT_STEPS = 26  # what cutting costs once: a second kernel, and loads that start anew; in steps of a tile of 128 x 256
 
 
 def supports(problem: Problem) -> bool:

@@ -178,13 +178,6 @@ def make_kernel(form: Form, config: Config) -> Kernel:
             worker = int32(cuda.blockIdx.x >> 1)
             workers = int32(cuda.gridDim.x >> 1)
         if thread == 0:
-            tma.acquire_map(a)
-            tma.acquire_map(b)
-            tma.acquire_map(c)
-            if keeps_preactivation:
-                tma.acquire_map(kept)
-            if reads_extra:
-                tma.acquire_map(extra)
             for stage in range(stages):
                 mbarrier.init(full + uint32(8 * stage), uint32(1))
                 mbarrier.init(empty + uint32(8 * stage), uint32(CONSUMERS * blocks))
@@ -230,6 +223,8 @@ def make_kernel(form: Form, config: Config) -> Kernel:
         if group == 0:
             give_registers()
             if uniform_warp == uint32(0) and sync.elect():
+                tma.acquire_map(a)
+                tma.acquire_map(b)
                 while tile < whole or own > 0 or unit < unit_end:
                     number = tile
                     k_begin = int32(0)
@@ -265,6 +260,12 @@ def make_kernel(form: Form, config: Config) -> Kernel:
             take_registers()
             consumer = int32(group - uint32(1))
             mine = int32(thread & 127)
+            if mine == 0:
+                tma.acquire_map(c)
+                if keeps_preactivation:
+                    tma.acquire_map(kept)
+                if reads_extra:
+                    tma.acquire_map(extra)
             my_staging = uint32(staging + uint32(consumer) * uint32(staging_bytes))
             my_loaded = uint32(loaded + uint32(consumer) * uint32(8 * buffers))
             my_bias = uint32(base + uint32(BARRIER_BYTES) + uint32(consumer * (4 * tile_n)))
