@@ -36,14 +36,19 @@ class Kernel:
         Module and function, without leading underscores: ``gelu.forward``.
     cluster : int
         Blocks that run together and see one another's shared memory (``numstack.device.ptx.cluster``).
+    starts_early : bool
+        Its blocks may start before the kernel ahead of it on the stream is over (``ptx.wait_for_kernel_before``).
     """
 
-    def __init__(self, py_func: Callable[..., None], name: str | None = None, cluster: int = 1) -> None:
+    def __init__(
+        self, py_func: Callable[..., None], name: str | None = None, cluster: int = 1, starts_early: bool = False
+    ) -> None:
         self.__doc__ = py_func.__doc__
         self.__module__ = py_func.__module__
         self.py_func = py_func
         self.name = name or f"{py_func.__module__.rpartition('.')[2]}.{py_func.__name__.lstrip('_')}"
         self.cluster = cluster
+        self.starts_early = starts_early
         self.parameters = tuple(inspect.signature(py_func).parameters)
         self._launches: dict[tuple[Any, ...], Launch] = {}
 
@@ -139,8 +144,14 @@ class CheckedLaunches:
 @overload
 def kernel(py_func: Callable[..., None]) -> Kernel: ...
 @overload
-def kernel(*, name: str, cluster: int = 1) -> Callable[[Callable[..., None]], Kernel]: ...
-def kernel(py_func: Callable[..., None] | None = None, *, name: str | None = None, cluster: int = 1) -> Any:
+def kernel(*, name: str, cluster: int = 1, starts_early: bool = False) -> Callable[[Callable[..., None]], Kernel]: ...
+def kernel(
+    py_func: Callable[..., None] | None = None,
+    *,
+    name: str | None = None,
+    cluster: int = 1,
+    starts_early: bool = False,
+) -> Any:
     """Make a kernel of a plain numba.cuda function.
 
     Parameters
@@ -151,6 +162,10 @@ def kernel(py_func: Callable[..., None] | None = None, *, name: str | None = Non
         What traces and errors call it; by default module and function.
     cluster : int, optional
         Blocks of a cluster, for Hopper GPUs; the grid's x must be a multiple.
+    starts_early : bool, optional
+        For GPUs from Hopper on: blocks start as soon as the kernel ahead of it on the stream has said, in each of its
+        blocks, ``ptx.let_next_kernel_start()``, and there is room. It must call ``ptx.wait_for_kernel_before()`` in
+        each block, before it reads or writes what another kernel writes or reads.
 
     Examples
     --------
@@ -162,5 +177,5 @@ def kernel(py_func: Callable[..., None] | None = None, *, name: str | None = Non
     >>> double[1, 32](x)
     """
     if py_func is None:
-        return lambda function: Kernel(function, name, cluster)
+        return lambda function: Kernel(function, name, cluster, starts_early)
     return Kernel(py_func, name)

@@ -17,7 +17,8 @@ Forward ladder: ``thread_per_row`` is the formula; ``block_per_row`` reads coale
 memory; ``warp_per_row`` reduces by shuffles, without a barrier; ``row_in_registers``, for GPUs, reads a row once, by
 16 bytes a lane. Backward ladder: ``thread_per_row`` has a thread for each row of dx and for each column of dweight and
 dbias, and reads dy and x twice; ``row_groups`` makes all in one pass; ``staged_rows``, for GPUs, keeps the sums over
-rows in registers, and the next rows on their way. Those for GPUs are in ``norm_rows.py``.
+rows in registers, and the next rows on their way. Those for GPUs are in ``norm_rows.py``
+and ``norm_rows_backward.py``.
 
 Sums are float32 whatever the arrays hold. The variance is taken about the mean (two passes over a row that is in cache
 by then), not as E[x^2] - E[x]^2, which cancels. Source: Ba, Kiros, Hinton 2016, "Layer Normalization", eq. 3-4.
@@ -29,7 +30,7 @@ import numpy as np
 from numba import cuda, float32
 
 from numstack.device import Array, Stream, kernel, narrow, widen
-from numstack.kernels import norm_rows
+from numstack.kernels import norm_rows, norm_rows_backward
 from numstack.kernels.launch import (
     ceil_div,
     check_contiguous,
@@ -318,7 +319,7 @@ def _n_groups(R: int) -> int:
 
 def workspace_size(R: int, C: int) -> int:
     """Float32 elements of workspace that :func:`backward` needs for x of shape (R, C)."""
-    return 2 * max(_n_groups(R), norm_rows.n_blocks(R, C)) * C
+    return 2 * max(_n_groups(R), norm_rows_backward.n_blocks(R, C)) * C
 
 
 def _forward_by_threads(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
@@ -364,11 +365,7 @@ def _backward_by_groups(
 def _backward_by_stages(
     arrays: tuple[Array, ...], workspace: Array, accumulate: bool, accumulate_dx: bool, stream: Stream | None
 ) -> None:
-    dweight, dbias = arrays[6:]
-    C = dweight.size
-    n_blocks = norm_rows.launch_backward(arrays[:6], workspace, True, accumulate_dx, stream)
-    partial = workspace[: 2 * n_blocks * C].reshape(2, n_blocks, C)
-    _sum_groups[ceil_div(C, WARP), (WARP, WARP), stream](partial, dweight, dbias, accumulate)
+    norm_rows_backward.launch(arrays[:6], arrays[6:], workspace, accumulate, accumulate_dx, stream)
 
 
 FORWARD = Variants(
@@ -404,7 +401,7 @@ BACKWARD = Variants(
             "staged_rows",
             _backward_by_stages,
             note="Rows are always on their way, 16 bytes a lane; sums over rows grow in registers.",
-            supports=norm_rows.supports_backward,
+            supports=norm_rows_backward.supports_backward,
             made_for="gpu",
         ),
     ],

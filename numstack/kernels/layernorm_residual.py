@@ -58,10 +58,7 @@ def _forward_by_warps(arrays: tuple[Array, ...], eps: float, stream: Stream | No
 
 
 def _forward_by_registers(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
-    R, C = arrays[0].shape
-    chosen = norm_rows.layout_of(C, norm_rows.FORWARD_THREADS)
-    row_in_registers = norm_rows.forward_residual(chosen)
-    row_in_registers[ceil_div(R, chosen.rows), chosen.block, stream](*arrays, eps, 1 / C, flops=9 * R * C)
+    norm_rows.launch_forward_residual(arrays, eps, stream)
 
 
 FORWARD = Variants(

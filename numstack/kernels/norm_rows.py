@@ -1,45 +1,34 @@
-"""Layer normalisation and RMS normalisation on GPUs: rows in registers, or on their way to them.
+"""Layer normalisation and RMS normalisation on GPUs, forward: rows in registers.
 
 :mod:`numstack.kernels.layernorm` and :mod:`numstack.kernels.rmsnorm` say what is computed; here ``centred`` is the one
 and not the other: without, there is no mean and no bias, and the arrays for them are others that are not looked at.
 
-``forward`` reads a row once and keeps it in registers, where mean and variance are taken, by a warp or by a block. Two
-rows at a time share what is loaded of weight and bias.
-
-``backward`` is a grid that stays. A thread keeps to its columns through all rows that its block takes, so the sums over
-rows, dweight and dbias, grow in its registers, and leave the block once. The sums along a row, which all its threads
-wait for, would leave the memory idle meanwhile; so the next rows are always on their way to shared memory
-(``cp.async``). Each thread fetches what it will take itself, and needs nobody's leave to take it.
+A row is read once and stays in registers, where mean and variance are taken, by a warp or by a block; a few rows at a
+time share what is loaded of weight and bias. Many short blocks do best. Blocks that stay, with the weights in registers
+and the next row on its way, took 3 to 8% longer on an H200, as did blocks of 4 to 16 rows a warp; a cache policy by
+which what is read leaves first cost 4%.
 """
 
 import functools
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, from_dtype, uint32
+from numba import cuda, float32, from_dtype, uint16, uint32
 
-from numstack.device import Array, Kernel, Stream, current_device, kernel, narrow, ptx, widen
+from numstack.device import Array, Kernel, Stream, kernel, narrow, ptx, widen
+from numstack.device.ptx.packing import high_bf16, low_bf16, pack_bf16
 from numstack.kernels.launch import ceil_div, flat
-from numstack.kernels.rows import VECTOR, Layout, Row, row_functions
+from numstack.kernels.rows import VECTOR, Layout, Row
 from numstack.kernels.warp import WARP, warp_sum
 
 MOST_VECTORS = 3  # of a row that a thread keeps
 MOST_THREADS = 384  # of a row, and of a block of the backward pass: three warps for each scheduler, 168 registers
-MOST_THREADS_32_BIT = 256  # two warps for each, since rows of float32 take some more registers
 MOST_COLUMNS = VECTOR * MOST_THREADS * MOST_VECTORS
 BATCH = 2  # rows of a warp, or of a block, that the forward pass has on their way at once
-FORWARD_THREADS = 64  # of a block of the forward pass, if a row's are fewer
-STAGES = 3  # rows of a thread that are on their way or in use
-BOTH, ALSO_OLD = 2, 3  # rows that are fetched: dy and x, and what dx holds if it is added to
 
 
 def supports(row: Row) -> bool:
     """Whether rows like this can be kept in registers."""
     return row.is_aligned and row.columns % VECTOR == 0 and 0 < row.columns <= MOST_COLUMNS
-
-
-def supports_backward(row: Row) -> bool:
-    """Whether the backward pass can take rows like this, all of one dtype, and shared memory hold them."""
-    return supports(row) and row.itemsize > 0 and _most_rows(row.columns, ALSO_OLD, row.itemsize) > 0
 
 
 def layout_of(columns: int, threads_of_block: int) -> Layout:
@@ -52,401 +41,278 @@ def layout_of(columns: int, threads_of_block: int) -> Layout:
     return Layout(threads, ceil_div(n, threads), max(1, threads_of_block // threads))
 
 
-def _most_rows(columns: int, n_arrays: int, itemsize: int) -> int:
-    """Rows of a block of the backward pass whose threads, and two stages in shared memory, there is room for."""
-    most_threads = MOST_THREADS if itemsize == 2 else MOST_THREADS_32_BIT
-    threads, vectors, _ = layout_of(columns, most_threads)
-    return min(
-        most_threads // threads, _shared_bytes() // (2 * stage_bytes(Layout(threads, vectors, 1), n_arrays, itemsize))
-    )
-
-
-def _shared_bytes() -> int:
-    """What of a block's shared memory may hold rows."""
-    return current_device().properties.shared_bytes_per_block * 15 // 16
-
-
-class Plan(NamedTuple):
-    """How the grid of the backward pass, which stays, goes through the rows.
+class Places(NamedTuple):
+    """Where elements of a row lie in the forward pass.
 
     Attributes
     ----------
-    layout : Layout
-        Of a block: ``rows`` rows at a time.
-    stages : int
-        Rows of a thread that are on their way or in use.
-    blocks : int
-        Of the grid.
-    stretch : int
-        Rows of a block in all: blocks have the same to a row.
+    threads : int
+        Of a row: a warp, or all of a block.
+    width : int
+        Elements of a piece: neighbours, which a thread loads by one access.
+    pieces : int
+        Of a thread.
+    rows : int
+        Of a block, side by side; one if a row takes more than a warp.
+    batch : int
+        Rows of a thread, one after the other.
+    is_early : bool
+        Whether weight and bias are fetched together with the rows, and wait in registers.
+    is_full : bool
+        Whether no place is past a row's end.
     """
 
-    layout: Layout
-    stages: int
-    blocks: int
-    stretch: int
+    threads: int
+    width: int
+    pieces: int
+    rows: int
+    batch: int
+    is_early: bool
+    is_full: bool
 
 
-def plan_backward(n_rows: int, columns: int, n_arrays: int = BOTH, itemsize: int = 2) -> Plan:
-    """A grid for rows of a floating dtype of ``itemsize`` bytes, of which ``n_arrays`` are fetched."""
-    threads, vectors, _ = layout_of(columns, MOST_THREADS)
-    layout = Layout(threads, vectors, max(1, _most_rows(columns, n_arrays, itemsize)))
-    stages = min(STAGES, _shared_bytes() // stage_bytes(layout, n_arrays, itemsize))
-    stretch = max(1, ceil_div(n_rows, current_device().properties.multiprocessors))
-    return Plan(layout, stages, max(1, ceil_div(n_rows, stretch)), stretch)
+def places_of(columns: int) -> Places:
+    """Few places that idle, and few registers.
 
-
-def stage_bytes(layout: Layout, n_arrays: int, itemsize: int) -> int:
-    """Shared memory of a block for one stage."""
-    return layout.rows * n_arrays * layout.vectors * layout.threads * VECTOR * itemsize
-
-
-def n_blocks(n_rows: int, columns: int) -> int:
-    """Blocks of the backward pass: as many rows of partial sums does it leave."""
-    return plan_backward(n_rows, columns).blocks
+    Pieces of 4 elements are 16 bytes of the weights, which most often are float32, so that neighbours load neighbours.
+    """
+    if columns % (4 * 2 * WARP) == 0 and columns <= 3 * 4 * 2 * WARP:
+        return Places(2 * WARP, 4, columns // (4 * 2 * WARP), 1, BATCH, True, True)
+    threads, vectors, rows = layout_of(columns, 2 * WARP)
+    return Places(threads, VECTOR, vectors, rows if threads == WARP else 1, BATCH, False, False)
 
 
 def launch_forward(arrays: tuple[Array, ...], eps: float, centred: bool, stream: Stream | None) -> None:
     """Launch ``forward`` on (x, weight, bias, y, mean, rstd)."""
-    R, C = arrays[0].shape
-    layout = layout_of(C, FORWARD_THREADS)
-    row_in_registers = forward(layout, BATCH, centred)
-    grid = ceil_div(R, layout.rows * BATCH)
-    row_in_registers[grid, layout.block, stream](*arrays, eps, 1 / C, flops=8 * R * C)
-
-
-def launch_backward(
-    arrays: tuple[Array, ...], workspace: Array, centred: bool, accumulate: bool, stream: Stream | None
-) -> int:
-    """Launch ``backward`` on (dy, x, weight, mean, rstd, dx); returns how many rows of partial sums it leaves."""
-    dy, x, weight, mean, rstd, dx = arrays
+    x, weight, bias, y, mean, rstd = arrays
     R, C = x.shape
-    if R == 0:  # nothing lies where arrays without elements are, so nothing is fetched from there
-        current_device().fill(workspace[: (2 if centred else 1) * C], 0.0, stream)
-        return 1
-    n_arrays = ALSO_OLD if accumulate else BOTH
-    layout, stages, blocks, stretch = plan_backward(R, C, n_arrays, x.itemsize)
-    staged_rows = backward(layout, stages, centred, accumulate, from_dtype(x.dtype))
-    shared_bytes = stages * stage_bytes(layout, n_arrays, x.itemsize)
-    staged_rows[blocks, layout.block, stream, shared_bytes](
-        flat(dy), flat(x), weight, mean, rstd, flat(dx), workspace, stretch, 1 / C, flops=16 * R * C
+    places = places_of(C)
+    row_in_registers = forward(places, centred)
+    row_in_registers[ceil_div(R, places.rows * places.batch), (places.threads, places.rows), stream](
+        flat(x), weight, bias, flat(y), mean, rstd, eps, 1 / C, flops=8 * R * C
     )
-    return blocks
 
 
-# --- forward ---------------------------------------------------------------------------------------------------------
+def launch_forward_residual(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
+    """Launch ``forward_residual`` on (x, residual, weight, bias, sum, y, mean, rstd)."""
+    x, residual, weight, bias, total, y, mean, rstd = arrays
+    R, C = x.shape
+    places = places_of(C)
+    row_in_registers = forward_residual(places, from_dtype(total.dtype))
+    row_in_registers[ceil_div(R, places.rows * places.batch), (places.threads, places.rows), stream](
+        flat(x), flat(residual), weight, bias, flat(total), flat(y), mean, rstd, eps, 1 / C, flops=9 * R * C
+    )
+
+
+class _Functions(NamedTuple):
+    """Device functions of a forward pass: what they do is said where they are made."""
+
+    first_row: Any
+    width_of_row: Any
+    fetch: Any
+    fetch_weights: Any
+    store: Any
+    normalise: Any
 
 
 @functools.cache
-def _normalise(layout: Layout, batch: int, centred: bool) -> Any:
-    """The device function for when rows are in registers: writes y, leaves mean and 1/deviation of each row."""
-    threads, vectors, _ = layout
-    elements = VECTOR * vectors
-    totals = row_functions(threads, vectors).totals
+def _functions(places: Places, centred: bool) -> _Functions:
+    threads, width, pieces, rows, batch, is_early, is_full = places
+    n_warps = threads // WARP
+    across = width * threads
+    elements = width * pieces
+    load, store = (ptx.load4, ptx.store4) if width == 4 else (ptx.load8, ptx.store8)
 
     @cuda.jit(device=True)
-    def normalise(x, row0, R, C, weight_C, bias_C, y_RC, mean, rstd, eps, inverse_C):
-        shared = cuda.shared.array((WARP, batch), float32)
-        scale = cuda.local.array(VECTOR, float32)
-        shift = cuda.local.array(VECTOR, float32)
+    def first_row_of_warp():
+        return (cuda.blockIdx.x * rows + cuda.threadIdx.y) * batch
+
+    @cuda.jit(device=True)
+    def first_row_of_block():
+        return cuda.blockIdx.x * batch
+
+    @cuda.jit(device=True)
+    def width_of_row(weight_C):
+        return across * pieces if is_full else weight_C.size
+
+    @cuda.jit(device=True)
+    def is_always_there(p, C):
+        return True
+
+    @cuda.jit(device=True)
+    def is_in_row(p, C):
+        return p * across + width * cuda.threadIdx.x < C
+
+    is_there = is_always_there if is_full else is_in_row
+
+    @cuda.jit(device=True)
+    def fetch(x_N, row, start, R, C, x):
+        """The thread's elements of its rows, of which ``row`` is the first; zeros where there is nothing."""
         for b in range(batch):
-            mean[b] = float32(0)
-        if centred:
-            for b in range(batch):
-                for i in range(b * elements, b * elements + elements):
-                    mean[b] += x[i]
-            totals(mean, batch, shared)
+            for i in range(b * elements, b * elements + elements):
+                x[i] = float32(0)
+            if row + b < R:
+                for p in range(pieces):
+                    if is_there(p, C):
+                        load(x_N, start + b * C + p * across, x, b * elements + p * width)
+
+    @cuda.jit(device=True)
+    def store_rows(y_N, row, start, R, C, y):
         for b in range(batch):
-            mean[b] *= inverse_C
-            rstd[b] = float32(0)
-            for v in range(vectors):
-                if VECTOR * (v * threads + cuda.threadIdx.x) < C:
-                    for i in range(b * elements + VECTOR * v, b * elements + VECTOR * v + VECTOR):
-                        if centred:
-                            x[i] -= mean[b]
-                        rstd[b] += x[i] * x[i]
-        totals(rstd, batch, shared)
+            if row + b < R:
+                for p in range(pieces):
+                    if is_there(p, C):
+                        store(y_N, start + b * C + p * across, y, b * elements + p * width)
+
+    @cuda.jit(device=True)
+    def fetch_weights(weight_C, bias_C, weight, bias, C):
+        """All of the thread's, if that is what is done early."""
+        if is_early:
+            for p in range(pieces):
+                if is_there(p, C):
+                    load(weight_C, p * across + width * cuda.threadIdx.x, weight, p * width)
+                    if centred:
+                        load(bias_C, p * across + width * cuda.threadIdx.x, bias, p * width)
+
+    @cuda.jit(device=True)
+    def totals_of_warp(values, shared, turn):
         for b in range(batch):
-            rstd[b] = ptx.rsqrt(rstd[b] * inverse_C + eps)
-        for v in range(vectors):
-            c = VECTOR * (v * threads + cuda.threadIdx.x)
-            if c < C:
-                ptx.load8(weight_C, c, scale, 0)
-                if centred:
-                    ptx.load8(bias_C, c, shift, 0)
-                for b in range(batch):
-                    if row0 + b < R:
-                        first = b * elements + VECTOR * v
-                        for k in range(VECTOR):
-                            x[first + k] *= rstd[b] * scale[k]
-                            if centred:
-                                x[first + k] += shift[k]
-                        ptx.store8(y_RC, (row0 + b) * C + c, x, first)
+            values[b] = warp_sum(values[b])
 
-    return normalise
+    @cuda.jit(device=True)
+    def totals_of_block(values, shared, turn):
+        # Each of the two sums has a place of its own, so that one barrier each is enough.
+        for b in range(batch):
+            of_warp = warp_sum(values[b])
+            if cuda.threadIdx.x % WARP == 0:
+                shared[turn, b, cuda.threadIdx.x // WARP] = of_warp
+        cuda.syncthreads()
+        for b in range(batch):
+            values[b] = shared[turn, b, 0]
+            for w in range(1, n_warps):
+                values[b] += shared[turn, b, w]
 
+    totals = totals_of_warp if threads == WARP else totals_of_block
 
-@functools.cache
-def forward(layout: Layout, batch: int, centred: bool) -> Kernel:
-    """y, 1/deviation and, if ``centred``, mean of x; ``batch`` rows share what is loaded of weight and bias."""
-    threads, vectors, rows = layout
-    elements = VECTOR * vectors
-    batch_elements = batch * elements
-    load, _, _, _ = row_functions(threads, vectors)
-    normalise = _normalise(layout, batch, centred)
-
-    @kernel(name=f"{'layernorm' if centred else 'rmsnorm'}.forward row_in_registers")
-    def row_in_registers(x_RC, weight_C, bias_C, y_RC, mean_R, rstd_R, eps, inverse_C):
-        x = cuda.local.array(batch_elements, float32)
+    @cuda.jit(device=True)
+    def normalise(x, row, start, R, C, weight_C, bias_C, weight, bias, y_N, mean_R, rstd_R, eps, inverse_C):
+        """Writes y, mean and 1/deviation of the rows in x."""
+        shared = cuda.shared.array((2, batch, WARP), float32)
         mean = cuda.local.array(batch, float32)
         rstd = cuda.local.array(batch, float32)
-        R, C = x_RC.shape
-        row0 = (cuda.blockIdx.x * rows + cuda.threadIdx.y) * batch
-        for b in range(batch):  # a row past the last has nothing to read, but takes part in the sums
-            load(x_RC, (row0 + b) * C, C if row0 + b < R else 0, x, b * elements, float32(0))
-        normalise(x, row0, R, C, weight_C, bias_C, y_RC, mean, rstd, eps, inverse_C)
+        if centred:
+            for b in range(batch):
+                mean[b] = float32(0)
+                for p in range(pieces):
+                    of_piece = float32(0)
+                    for i in range(b * elements + p * width, b * elements + p * width + width):
+                        of_piece += x[i]
+                    mean[b] += of_piece
+            totals(mean, shared, 0)
+            for b in range(batch):
+                mean[b] *= inverse_C
+        for b in range(batch):
+            rstd[b] = float32(0)
+            for p in range(pieces):
+                of_piece = float32(0)
+                for i in range(b * elements + p * width, b * elements + p * width + width):
+                    if centred:
+                        x[i] -= mean[b]
+                    of_piece += x[i] * x[i]
+                rstd[b] += of_piece if is_there(p, C) else float32(0)
+        totals(rstd, shared, 1)
+        for b in range(batch):
+            rstd[b] = ptx.rsqrt(rstd[b] * inverse_C + eps)
+        for p in range(pieces):
+            if is_there(p, C):
+                first = p * width
+                if not is_early:
+                    first = 0
+                    load(weight_C, p * across + width * cuda.threadIdx.x, weight, 0)
+                    if centred:
+                        load(bias_C, p * across + width * cuda.threadIdx.x, bias, 0)
+                for b in range(batch):
+                    for k in range(width):
+                        i = b * elements + p * width + k
+                        x[i] *= rstd[b] * weight[first + k]
+                        if centred:
+                            x[i] += bias[first + k]
+                    if row + b < R:
+                        store(y_N, start + b * C + p * across, x, b * elements + p * width)
         if cuda.threadIdx.x == 0:
             for b in range(batch):
-                if row0 + b < R:
-                    rstd_R[row0 + b] = rstd[b]
+                if row + b < R:
+                    rstd_R[uint32(row + b)] = rstd[b]
                     if centred:
-                        mean_R[row0 + b] = mean[b]
+                        mean_R[uint32(row + b)] = mean[b]
+
+    first_row = first_row_of_warp if threads == WARP else first_row_of_block
+    return _Functions(first_row, width_of_row, fetch, fetch_weights, store_rows, normalise)
+
+
+@functools.cache
+def forward(places: Places, centred: bool) -> Kernel:
+    """y, 1/deviation and, if ``centred``, mean of x."""
+    width = places.width
+    n_x = places.batch * width * places.pieces
+    n_weights = width * (places.pieces if places.is_early else 1)
+    first_row, width_of_row, fetch, fetch_weights, _, normalise = _functions(places, centred)
+
+    @kernel(name=f"{'layernorm' if centred else 'rmsnorm'}.forward row_in_registers")
+    def row_in_registers(x_N, weight_C, bias_C, y_N, mean_R, rstd_R, eps, inverse_C):
+        x = cuda.local.array(n_x, float32)
+        weight = cuda.local.array(n_weights, float32)
+        bias = cuda.local.array(n_weights, float32)
+        R = rstd_R.size
+        C = width_of_row(weight_C)
+        row = first_row()
+        start = row * C + width * cuda.threadIdx.x
+        fetch(x_N, row, start, R, C, x)
+        fetch_weights(weight_C, bias_C, weight, bias, C)
+        normalise(x, row, start, R, C, weight_C, bias_C, weight, bias, y_N, mean_R, rstd_R, eps, inverse_C)
 
     return row_in_registers
 
 
 @functools.cache
-def forward_residual(layout: Layout) -> Kernel:
-    """sum = x + residual, and y, mean and 1/deviation of the sum as it is stored."""
-    threads, vectors, rows = layout
-    elements = VECTOR * vectors
-    load, store, _, _ = row_functions(threads, vectors)
-    normalise = _normalise(layout, 1, True)
+def forward_residual(places: Places, storage: Any) -> Kernel:
+    """sum = x + residual, and y, mean and 1/deviation of the sum as it is stored, in numba type ``storage``."""
+    width = places.width
+    n_x = places.batch * width * places.pieces
+    n_weights = width * (places.pieces if places.is_early else 1)
+    first_row, width_of_row, fetch, fetch_weights, store, normalise = _functions(places, True)
+
+    @cuda.jit(device=True)
+    def round_bf16(x, total_N):
+        for k in range(0, n_x, 2):  # two at a time: one instruction there, and one for each back
+            pair = pack_bf16(x[k], x[k + 1])
+            x[k] = low_bf16(pair)
+            x[k + 1] = high_bf16(pair)
+
+    @cuda.jit(device=True)
+    def round_any(x, total_N):
+        for k in range(n_x):
+            x[k] = widen(narrow(x[k], total_N.dtype))
+
+    rounded = round_bf16 if storage == uint16 else round_any
 
     @kernel(name="layernorm_residual.forward row_in_registers")
-    def row_in_registers(x_RC, residual_RC, weight_C, bias_C, sum_RC, y_RC, mean_R, rstd_R, eps, inverse_C):
-        x = cuda.local.array(elements, float32)
-        other = cuda.local.array(elements, float32)
-        mean = cuda.local.array(1, float32)
-        rstd = cuda.local.array(1, float32)
-        row = cuda.blockIdx.x * rows + cuda.threadIdx.y
-        R, C = x_RC.shape
-        columns = C if row < R else 0
-        load(x_RC, row * C, columns, x, 0, float32(0))
-        load(residual_RC, row * C, columns, other, 0, float32(0))
-        for i in range(elements):
-            x[i] = widen(narrow(x[i] + other[i], sum_RC.dtype))
-        store(sum_RC, row * C, columns, x, 0)
-        normalise(x, row, R, C, weight_C, bias_C, y_RC, mean, rstd, eps, inverse_C)
-        if cuda.threadIdx.x == 0 and columns > 0:
-            mean_R[row] = mean[0]
-            rstd_R[row] = rstd[0]
+    def row_in_registers(x_N, residual_N, weight_C, bias_C, total_N, y_N, mean_R, rstd_R, eps, inverse_C):
+        x = cuda.local.array(n_x, float32)
+        other = cuda.local.array(n_x, float32)
+        weight = cuda.local.array(n_weights, float32)
+        bias = cuda.local.array(n_weights, float32)
+        R = rstd_R.size
+        C = width_of_row(weight_C)
+        row = first_row()
+        start = row * C + width * cuda.threadIdx.x
+        fetch(x_N, row, start, R, C, x)
+        fetch(residual_N, row, start, R, C, other)
+        fetch_weights(weight_C, bias_C, weight, bias, C)
+        for i in range(n_x):
+            x[i] += other[i]
+        rounded(x, total_N)
+        store(total_N, row, start, R, C, x)
+        normalise(x, row, start, R, C, weight_C, bias_C, weight, bias, y_N, mean_R, rstd_R, eps, inverse_C)
 
     return row_in_registers
-
-
-# --- backward --------------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def _sums_of_row(threads: int, centred: bool) -> Any:
-    """``sums(a, b, shared, parity)``: a and b, each summed over the threads of a row, in each of them.
-
-    Of two sums, half of the lanes of a warp go on with the one and half with the other: six shuffles instead of ten.
-    Without ``centred`` there is no b. ``shared``: (2, 32, 2) float32; calls take turns between its halves, so that one
-    barrier is enough.
-    """
-    n_warps = threads // WARP
-
-    @cuda.jit(device=True)
-    def both_of_warp(a, b):
-        # The sum of a in the lower 16 lanes, that of b in the upper.
-        is_low = cuda.threadIdx.x % WARP < 16
-        mine = a if is_low else b
-        mine += cuda.shfl_xor_sync(0xFFFFFFFF, b if is_low else a, 16)
-        mine += cuda.shfl_xor_sync(0xFFFFFFFF, mine, 8)
-        mine += cuda.shfl_xor_sync(0xFFFFFFFF, mine, 4)
-        mine += cuda.shfl_xor_sync(0xFFFFFFFF, mine, 2)
-        mine += cuda.shfl_xor_sync(0xFFFFFFFF, mine, 1)
-        return mine
-
-    @cuda.jit(device=True)
-    def by_warp(a, b, shared, parity):
-        if centred:
-            mine = both_of_warp(a, b)
-            other = cuda.shfl_xor_sync(0xFFFFFFFF, mine, 16)
-            is_low = cuda.threadIdx.x % WARP < 16
-            return (mine if is_low else other), (other if is_low else mine)
-        return warp_sum(a), b
-
-    @cuda.jit(device=True)
-    def by_block(a, b, shared, parity):
-        mine = both_of_warp(a, b) if centred else warp_sum(a)
-        lane = cuda.threadIdx.x % WARP
-        first = cuda.threadIdx.y * n_warps
-        if lane % 16 == 0:
-            shared[parity, first + cuda.threadIdx.x // WARP, lane // 16] = mine
-        cuda.syncthreads()
-        a = shared[parity, first, 0]
-        b = shared[parity, first, 1]
-        for w in range(1, n_warps):
-            a += shared[parity, first + w, 0]
-            b += shared[parity, first + w, 1]
-        return a, b
-
-    return by_warp if threads == WARP else by_block
-
-
-@functools.cache
-def backward(layout: Layout, stages: int, centred: bool, accumulate: bool, storage: Any) -> Kernel:
-    """dx, and each block's sums over its rows: dweight, and if ``centred`` dbias, in ``partial_N``, shape (2, G, C).
-
-    ``storage`` is the numba type of what dy, x and dx hold; ``accumulate``: dx is added to. A block takes ``stretch``
-    rows.
-    """
-    threads, vectors, rows = layout
-    elements = VECTOR * vectors
-    centred_elements = elements if centred else 1
-    n_sums = 2 if centred else 1
-    n_arrays = ALSO_OLD if accumulate else BOTH
-    across = VECTOR * threads  # elements from one vector of a thread to its next
-    of_row = elements * threads
-    of_stage = rows * n_arrays * of_row
-    of_all = stages * of_stage
-    per_copy = 128 // storage.bitwidth
-    copies = VECTOR // per_copy
-    sums_of_row = _sums_of_row(threads, centred)
-    load, _, _, _ = row_functions(threads, vectors)
-    wait_for_oldest = ptx.cp_async_wait_group(stages - 1)
-    wait_for_all = ptx.cp_async_wait_group(0)
-
-    @cuda.jit(device=True)
-    def fetch(staged, to, x_N, start, columns):
-        for v in range(vectors):
-            is_there = v * across + VECTOR * cuda.threadIdx.x < columns
-            at = start + v * across if is_there else 0
-            nbytes = 16 if is_there else 0  # of none, zeros are fetched
-            for k in range(copies):
-                ptx.cp_async_16(staged, to + v * across + k * per_copy, x_N, at + k * per_copy, nbytes)
-
-    @cuda.jit(device=True)
-    def fetch_row(staged, to, dy_N, x_N, dx_N, start, columns):
-        fetch(staged, to, dy_N, start, columns)
-        fetch(staged, to + of_row, x_N, start, columns)
-        if accumulate:
-            fetch(staged, to + 2 * of_row, dx_N, start, columns)
-        ptx.cp_async_commit_group()
-
-    @cuda.jit(device=True)
-    def take(staged, at, values):
-        for v in range(vectors):
-            ptx.load8(staged, at + v * across, values, VECTOR * v)
-
-    @kernel(name=f"{'layernorm' if centred else 'rmsnorm'}.backward staged_rows")
-    def staged_rows(dy_N, x_N, weight_C, mean_R, rstd_R, dx_N, partial_N, stretch, inverse_C):
-        weight = cuda.local.array(elements, float32)
-        dweight = cuda.local.array(elements, float32)
-        dbias = cuda.local.array(centred_elements, float32)
-        g = cuda.local.array(elements, float32)  # dy, then dy weight, then dx
-        normal = cuda.local.array(elements, float32)  # x, then as normalised
-        shared = cuda.shared.array((2, WARP, 2), float32)
-        staged = cuda.shared.array(0, storage)
-        C = weight_C.size
-        row0 = cuda.blockIdx.x * stretch
-        stop = min(row0 + stretch, rstd_R.size)
-        row = row0 + cuda.threadIdx.y
-        further = rows * C
-        start = row * C + VECTOR * cuda.threadIdx.x
-        ahead = start
-        place = cuda.threadIdx.y * n_arrays * of_row + VECTOR * cuda.threadIdx.x
-        for stage in range(stages - 1):
-            fetch_row(staged, place + stage * of_stage, dy_N, x_N, dx_N, ahead, C if row + stage * rows < stop else 0)
-            ahead += further
-        load(weight_C, 0, C, weight, 0, float32(0))
-        for i in range(elements):
-            dweight[i] = float32(0)
-            if centred:
-                dbias[i] = float32(0)
-        mean = float32(0)
-        rstd = float32(0)
-        if row < stop:
-            rstd = rstd_R[uint32(row)]
-            if centred:
-                mean = mean_R[uint32(row)]
-
-        taken = place
-        filled = place + (stages - 1) * of_stage
-        parity = 0
-        while row0 < stop:
-            fetch_row(staged, filled, dy_N, x_N, dx_N, ahead, C if row + (stages - 1) * rows < stop else 0)
-            next_mean = float32(0)
-            next_rstd = float32(0)
-            if row + rows < stop:
-                next_rstd = rstd_R[uint32(row + rows)]
-                if centred:
-                    next_mean = mean_R[uint32(row + rows)]
-            wait_for_oldest()
-            take(staged, taken, g)
-            take(staged, taken + of_row, normal)
-            offset = -mean * rstd
-            sum_gn = float32(0)
-            sum_g = float32(0)
-            for v in range(vectors):
-                of_vector_gn = float32(0)
-                of_vector_g = float32(0)
-                for i in range(VECTOR * v, VECTOR * v + VECTOR):
-                    normal[i] = normal[i] * rstd + offset
-                    dweight[i] += g[i] * normal[i]
-                    if centred:
-                        dbias[i] += g[i]
-                    g[i] *= weight[i]
-                    of_vector_gn += g[i] * normal[i]
-                    of_vector_g += g[i]
-                sum_gn += of_vector_gn
-                sum_g += of_vector_g
-            sum_gn, sum_g = sums_of_row(sum_gn, sum_g, shared, parity)
-            slope = -rstd * (sum_gn * inverse_C)
-            shift = -rstd * (sum_g * inverse_C) if centred else float32(0)
-            for i in range(elements):
-                g[i] = g[i] * rstd + (normal[i] * slope + shift)
-            if accumulate:
-                take(staged, taken + 2 * of_row, normal)
-                for i in range(elements):
-                    g[i] += normal[i]
-            for v in range(vectors):
-                if row < stop and v * across + VECTOR * cuda.threadIdx.x < C:
-                    ptx.store8(dx_N, start + v * across, g, VECTOR * v)
-            mean = next_mean
-            rstd = next_rstd
-            row += rows
-            row0 += rows
-            start += further
-            ahead += further
-            taken += of_stage
-            if taken >= of_all:
-                taken -= of_all
-            filled += of_stage
-            if filled >= of_all:
-                filled -= of_all
-            parity = 1 - parity
-
-        # The sums of the block's rows meet in the memory that the rows passed through.
-        wait_for_all()
-        cuda.syncthreads()
-        of_rows = cuda.shared.array(0, float32)
-        mine = cuda.threadIdx.y * n_sums * of_row + VECTOR * cuda.threadIdx.x
-        for v in range(vectors):
-            ptx.store8(of_rows, mine + v * across, dweight, VECTOR * v)
-            if centred:
-                ptx.store8(of_rows, mine + of_row + v * across, dbias, VECTOR * v)
-        cuda.syncthreads()
-        for j in range(cuda.threadIdx.y * threads + cuda.threadIdx.x, n_sums * of_row, threads * rows):
-            total = of_rows[uint32(j)]
-            for y in range(1, rows):
-                total += of_rows[uint32(y * n_sums * of_row + j)]
-            which = 1 if j >= of_row else 0
-            c = j - which * of_row
-            if c < C:
-                partial_N[(which * cuda.gridDim.x + cuda.blockIdx.x) * C + c] = total
-
-    return staged_rows

@@ -13,7 +13,8 @@ Backward, with g_rc = dy_rc weight_c::
 
 Forward ladder: ``warp_per_row`` reads coalesced and sums by shuffles; ``row_in_registers``, for GPUs, reads a row once,
 16 bytes a lane. Backward ladder: ``rows_then_columns`` makes dx by rows and dweight by columns, and so reads dy and x
-twice; ``staged_rows``, for GPUs, makes both in one pass. Those for GPUs are in ``norm_rows.py``.
+twice; ``staged_rows``, for GPUs, makes both in one pass. Those for GPUs are in ``norm_rows.py``
+and ``norm_rows_backward.py``.
 
 Sums are float32 whatever the arrays hold. Source: Zhang, Sennrich 2019, "Root Mean Square Layer Normalization".
 """
@@ -24,7 +25,7 @@ import numpy as np
 from numba import cuda, float32
 
 from numstack.device import Array, Stream, kernel, narrow, widen
-from numstack.kernels import norm_rows
+from numstack.kernels import norm_rows, norm_rows_backward
 from numstack.kernels.launch import (
     ceil_div,
     check_contiguous,
@@ -34,7 +35,6 @@ from numstack.kernels.launch import (
     check_shape,
     check_workspace,
 )
-from numstack.kernels.reduce_vectors import sum_partials
 from numstack.kernels.rows import row_of
 from numstack.kernels.variants import Variant, Variants
 from numstack.kernels.warp import WARP, warp_sum
@@ -130,7 +130,7 @@ def _dweight_thread_per_column(dy_RC, x_RC, rstd_R, dweight_C, accumulate):
 
 def workspace_size(R: int, C: int) -> int:
     """Float32 elements of workspace that :func:`backward` needs for x of shape (R, C)."""
-    return norm_rows.n_blocks(R, C) * C or 1
+    return norm_rows_backward.n_blocks(R, C) * C or 1
 
 
 def _forward_by_warps(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
@@ -159,9 +159,7 @@ def _backward_by_stages(
     arrays: tuple[Array, ...], workspace: Array, accumulate: bool, accumulate_dx: bool, stream: Stream | None
 ) -> None:
     dy, x, weight, rstd, dx, dweight = arrays
-    n_blocks = norm_rows.launch_backward((dy, x, weight, rstd, rstd, dx), workspace, False, accumulate_dx, stream)
-    grid = ceil_div(dweight.size, WARP)
-    sum_partials[grid, (WARP, WARP), stream](workspace, dweight, n_blocks, accumulate)
+    norm_rows_backward.launch((dy, x, weight, rstd, rstd, dx), (dweight,), workspace, accumulate, accumulate_dx, stream)
 
 
 FORWARD = Variants(
@@ -186,7 +184,7 @@ BACKWARD = Variants(
             "staged_rows",
             _backward_by_stages,
             note="dy and x come from memory once, always on their way; the sums over rows grow in registers.",
-            supports=norm_rows.supports_backward,
+            supports=norm_rows_backward.supports_backward,
             made_for="gpu",
         ),
     ],

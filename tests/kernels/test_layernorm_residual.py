@@ -11,7 +11,7 @@ from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
 
 EPS = 1e-5
 SHAPES = [(1, 1), (layernorm_residual.ROWS + 1, 33), (6, 84), (0, 8)]
-VECTOR_SHAPES = [(1, 8), (layernorm_residual.ROWS + 1, 264), (2, 8 * 32 * norm_rows.MOST_VECTORS + 8), (0, 8)]
+VECTOR_SHAPES = [(1, 8), (7, 768), (layernorm_residual.ROWS + 1, 264), (2, 8 * 32 * norm_rows.MOST_VECTORS + 8), (0, 8)]
 
 
 def inputs(R: int, C: int, dtype: np.dtype | type) -> tuple[np.ndarray, ...]:

@@ -19,6 +19,7 @@ SHAPES = {
 VECTOR_SHAPES = {
     "one vector": (1, 8),
     "one vector past a warp, one row past a block": (rmsnorm.ROWS + 1, 264),
+    "no place past the row": (7, 768),
     "one vector past what a warp keeps, more rows than a batch": (11, 8 * 32 * norm_rows.MOST_VECTORS + 8),
     "no row": (0, 8),
 }

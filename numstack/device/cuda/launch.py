@@ -36,10 +36,18 @@ class CompiledKernel:
     parameter lies at a multiple of its size, as the driver expects.
     """
 
-    def __init__(self, code: bytes, resources: Resources, arg_types: tuple[types.Type, ...], cluster: int = 1) -> None:
+    def __init__(
+        self,
+        code: bytes,
+        resources: Resources,
+        arg_types: tuple[types.Type, ...],
+        cluster: int = 1,
+        starts_early: bool = False,
+    ) -> None:
         self.resources = resources
         self._cluster = cluster
-        self._configs: dict[Any, Any] = {}  # launch shapes in clusters
+        self._starts_early = starts_early
+        self._configs: dict[Any, Any] = {}  # launch shapes with attributes
         self._scalars, size = _layout(arg_types)
         self._library = call(driver.cuLibraryLoadData, code, None, None, 0, None, None, 0)
         (kernel,) = call(driver.cuLibraryEnumerateKernels, 1, self._library)
@@ -67,12 +75,12 @@ class CompiledKernel:
         for index, pack in self._scalars:
             values[index] = pack(values[index])
         arguments = b"".join(values)
-        if self._cluster > 1:
+        if self._cluster > 1 or self._starts_early:
             shape = (grid, block, shared_bytes)
             config = self._configs.get(shape)
             if config is None:
-                config = self._configs[shape] = _clusters(grid, block, shared_bytes, self._cluster)
-            return partial(self._launch_clusters, arguments, config)
+                config = self._configs[shape] = _config(grid, block, shared_bytes, self._cluster, self._starts_early)
+            return partial(self._launch_config, arguments, config)
         return partial(self._launch, arguments, grid, block, shared_bytes)
 
     def _launch(self, arguments: bytes, grid: Dim, block: Dim, shared_bytes: int, stream: CudaStream) -> None:
@@ -86,7 +94,7 @@ class CompiledKernel:
         if result:
             raise DriverError("cuLaunchKernel", result.name)
 
-    def _launch_clusters(self, arguments: bytes, config: Any, stream: CudaStream) -> None:
+    def _launch_config(self, arguments: bytes, config: Any, stream: CudaStream) -> None:
         with self._lock:
             self._buffer.raw = arguments
             config.hStream = stream.driver_handle
@@ -95,26 +103,34 @@ class CompiledKernel:
             raise DriverError("cuLaunchKernelEx", result.name)
 
 
-def _clusters(grid: Dim, block: Dim, shared_bytes: int, cluster: int) -> Any:
-    """A launch shape in clusters of ``cluster`` blocks along x."""
+def _config(grid: Dim, block: Dim, shared_bytes: int, cluster: int, starts_early: bool) -> Any:
+    """A launch shape in clusters of ``cluster`` blocks along x, which may start before the kernel ahead is over."""
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid
     config.blockDimX, config.blockDimY, config.blockDimZ = block
     config.sharedMemBytes = shared_bytes
-    attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    value = driver.CUlaunchAttributeValue()
-    value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
-    attribute.value = value
-    config.attrs = [attribute]
-    config.numAttrs = 1
+    attributes = []
+    if cluster > 1:
+        attributes.append(driver.CUlaunchAttribute())
+        attributes[-1].id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        value = driver.CUlaunchAttributeValue()
+        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
+        attributes[-1].value = value
+    if starts_early:
+        attributes.append(driver.CUlaunchAttribute())
+        attributes[-1].id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        value = driver.CUlaunchAttributeValue()
+        value.programmaticStreamSerializationAllowed = 1
+        attributes[-1].value = value
+    config.attrs = attributes
+    config.numAttrs = len(attributes)
     return config
 
 
 def load(kernel: Kernel, arg_types: tuple[types.Type, ...], threads: int, architecture: Architecture) -> CompiledKernel:
     """Take the kernel's cubin from the cache, or compile it, and load it on the GPU."""
     cubin = cache.cubin(kernel.py_func, arg_types, threads, architecture)
-    return CompiledKernel(cubin.code, cubin.resources, arg_types, kernel.cluster)
+    return CompiledKernel(cubin.code, cubin.resources, arg_types, kernel.cluster, kernel.starts_early)
 
 
 _SCALARS = {

@@ -22,6 +22,7 @@ from numstack.device.ptx.mma import (
     stmatrix_x4,
     stmatrix_x4_trans,
 )
+from numstack.device.ptx.sync import let_next_kernel_start, wait_for_kernel_before
 from numstack.device.ptx.vectors import load4, load4_once, load8, load8_once, store4, store4_once, store8, store8_once
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "ldmatrix_x2_trans",
     "ldmatrix_x4",
     "ldmatrix_x4_trans",
+    "let_next_kernel_start",
     "load4",
     "load4_once",
     "load8",
@@ -57,4 +59,5 @@ __all__ = [
     "store8",
     "store8_once",
     "tanh",
+    "wait_for_kernel_before",
 ]

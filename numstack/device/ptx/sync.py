@@ -1,12 +1,12 @@
-"""Roles within a block: register budgets, named barriers, one lane of a warp, clusters.
+"""Roles within a block: register budgets, named barriers, one lane of a warp, clusters; and kernels that overlap.
 
-Source: PTX ISA 9.7.13 (barrier, elect), 9.7.19 (setmaxnreg).
+Source: PTX ISA 9.7.13 (barrier, elect, griddepcontrol), 9.7.19 (setmaxnreg).
 """
 
 import functools
 from collections.abc import Callable
 
-from numba import uint32
+from numba import cuda, uint32
 
 from numstack.device.ptx.assembly import ptx
 
@@ -52,6 +52,22 @@ def make_barrier_arrive(number: int, threads: int) -> Callable[[], None]:
     return arrive
 
 
+@functools.cache
+def make_numbered_barrier(threads: int) -> Callable[[int], None]:
+    """A function that waits until ``threads`` threads (whole warps) are at barrier ``number``, 1 to 15, of the block.
+
+    For groups of warps that do the same, each with a barrier of its own. A block then takes all sixteen barriers of its
+    multiprocessor, so that there is no other beside it. On a CPU all threads wait, so all must come equally often.
+    """
+
+    @ptx(f"bar.sync $number, {threads};", touches_memory=True, by_warp=True)
+    def barrier(number: uint32) -> None:
+        """Wait at a barrier."""
+        cuda.syncthreads()
+
+    return barrier  # type: ignore[no-any-return]
+
+
 @ptx(
     "{ .reg .pred chosen; elect.sync _|chosen, 0xffffffff; selp.u32 $result, 1, 0, chosen; }",
     touches_memory=True,
@@ -73,3 +89,17 @@ def uniform(x: uint32) -> uint32:
 )
 def cluster_barrier() -> None:
     """Wait until all threads of all blocks of the cluster are here."""
+
+
+@ptx("griddepcontrol.launch_dependents;", touches_memory=True, is_nothing_on_cpu=True)
+def let_next_kernel_start() -> None:
+    """Let blocks of the next kernel on the stream start once all of this one's said so, if it ``starts_early``.
+
+    They take what room is left, and wait for the end of this kernel (``wait_for_kernel_before``): what is saved is the
+    time that it takes to start them. From Hopper on.
+    """
+
+
+@ptx("griddepcontrol.wait;", touches_memory=True, is_nothing_on_cpu=True)
+def wait_for_kernel_before() -> None:
+    """Wait until the kernel before this one on the stream is over, and see what it wrote. From Hopper on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import cuda, float32, int32, uint32
 
-from numstack.device import kernel
+from numstack.device import kernel, ptx
 from numstack.device.ptx import sync
 from tests.device.ptx.support import Bench
 from tests.support import poisoned
@@ -90,3 +90,55 @@ def test_one_lane_is_chosen_and_the_first_is_heard(hopper: Bench) -> None:
     found = hopper.result(chosen).reshape(3, 32)
     np.testing.assert_array_equal(found.sum(axis=1), 1)
     np.testing.assert_array_equal(hopper.result(first), np.repeat([5, 325, 645], 32))
+
+
+@kernel
+def _slow_writer(y_N, rounds):
+    """Says at once that the next kernel may start, and writes late."""
+    ptx.let_next_kernel_start()
+    x = float32(cuda.grid(1))
+    for _ in range(rounds):
+        x = x * float32(0.5) + float32(1)
+    y_N[cuda.grid(1)] = x
+
+
+@kernel(name="early reader", starts_early=True)
+def _early_reader(y_N, z_N):
+    """Reads what blocks of the other kernel wrote, each of them another's."""
+    i = cuda.grid(1)
+    ptx.wait_for_kernel_before()
+    z_N[i] = y_N[y_N.size - 1 - i]
+
+
+def test_a_kernel_that_starts_early_waits_for_the_one_before(hopper: Bench) -> None:
+    n = 64 * 128
+    y, z = hopper.array(poisoned(n)), hopper.array(poisoned(n))
+    for _ in range(3):
+        _slow_writer[64, 128](y, 20_000)
+        _early_reader[64, 128](y, z)
+    np.testing.assert_array_equal(hopper.result(z), np.full(n, 2, np.float32))
+
+
+_two_warps = sync.make_numbered_barrier(64)
+
+
+@kernel
+def _pairs_of_warps(y_N):
+    """Each group of 64 threads has a barrier of its own, and passes it as often as it likes."""
+    words = cuda.shared.array((4, 2, 64), int32)
+    t = cuda.threadIdx.x
+    group = cuda.threadIdx.y
+    x = int32(64 * group + t)
+    for turn in range(group + 1):
+        words[group, turn & 1, t] = x
+        _two_warps(uint32(1 + group))
+        x = words[group, turn & 1, 63 - t]
+    y_N[64 * group + t] = x
+
+
+def test_groups_of_warps_wait_for_themselves(hopper: Bench) -> None:
+    y = hopper.array(poisoned(256, np.int32))
+    _pairs_of_warps[1, (64, 4)](y)
+    found = hopper.result(y).reshape(4, 64)
+    forward = np.arange(256).reshape(4, 64)
+    np.testing.assert_array_equal(found, [row[:: 1 if group % 2 else -1] for group, row in enumerate(forward)])
