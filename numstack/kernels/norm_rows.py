@@ -71,13 +71,17 @@ class Places(NamedTuple):
     is_full: bool
 
 
-def places_of(columns: int) -> Places:
+def places_of(columns: int, centred: bool) -> Places:
     """Few places that idle, and few registers.
 
     Pieces of 4 elements are 16 bytes of the weights, which most often are float32, so that neighbours load neighbours.
+    Without means there are registers for four rows of a thread.
     """
-    if columns % (4 * 2 * WARP) == 0 and columns <= 3 * 4 * 2 * WARP:
-        return Places(2 * WARP, 4, columns // (4 * 2 * WARP), 1, BATCH, True, True)
+    threads = 2 * WARP
+    if columns % (4 * threads) == 0 and columns <= 3 * 4 * threads:
+        if not centred and columns > 4 * threads:
+            return Places(columns // VECTOR, 4, 2, 1, 2 * BATCH, True, True)
+        return Places(threads, 4, columns // (4 * threads), 1, BATCH, True, True)
     threads, vectors, rows = layout_of(columns, 2 * WARP)
     return Places(threads, VECTOR, vectors, rows if threads == WARP else 1, BATCH, False, False)
 
@@ -86,7 +90,7 @@ def launch_forward(arrays: tuple[Array, ...], eps: float, centred: bool, stream:
     """Launch ``forward`` on (x, weight, bias, y, mean, rstd)."""
     x, weight, bias, y, mean, rstd = arrays
     R, C = x.shape
-    places = places_of(C)
+    places = places_of(C, centred)
     row_in_registers = forward(places, centred)
     row_in_registers[ceil_div(R, places.rows * places.batch), (places.threads, places.rows), stream](
         flat(x), weight, bias, flat(y), mean, rstd, eps, 1 / C, flops=8 * R * C
@@ -97,7 +101,7 @@ def launch_forward_residual(arrays: tuple[Array, ...], eps: float, stream: Strea
     """Launch ``forward_residual`` on (x, residual, weight, bias, sum, y, mean, rstd)."""
     x, residual, weight, bias, total, y, mean, rstd = arrays
     R, C = x.shape
-    places = places_of(C)
+    places = places_of(C, True)
     row_in_registers = forward_residual(places, from_dtype(total.dtype))
     row_in_registers[ceil_div(R, places.rows * places.batch), (places.threads, places.rows), stream](
         flat(x), flat(residual), weight, bias, flat(total), flat(y), mean, rstd, eps, 1 / C, flops=9 * R * C
