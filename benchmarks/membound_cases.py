@@ -469,7 +469,7 @@ def of_embedding(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
         with_positions = which != "tokens"
         odpositions = ours(dpositions) if with_positions else None
         arrays = (otokens, ours(dout), ours(dtable), odpositions, ours(workspace))
-        run = partial(embedding.backward, *arrays, variant="linked_lists")
+        run = partial(embedding.backward, *arrays)
 
         def exact(tokens: Any, dout: Any, with_positions: bool) -> Any:
             gradient = torch.zeros(s.V, s.C, device=place).index_add_(0, tokens.flatten(), dout.flatten(0, 1).float())

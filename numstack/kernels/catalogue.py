@@ -168,8 +168,9 @@ def _embedding(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
     for of_positions in (positions, None):
         forward = partial(embedding.forward, tokens, table, of_positions, out)
         yield from _each("embedding.forward", embedding.FORWARD, forward)
-    backward = partial(embedding.backward, tokens, out, dtable, dpositions, workspace)
-    yield from _each("embedding.backward", embedding.BACKWARD, backward)
+    for of_table, of_positions in ((dtable, dpositions), (table, None)):
+        backward = partial(embedding.backward, tokens, out, of_table, of_positions, workspace)
+        yield from _each("embedding.backward", embedding.BACKWARD, backward)
 
 
 def _optimiser(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:

@@ -19,8 +19,8 @@ get here, and the NaN watch sees what slips through.
 
 Ladder: ``thread_per_row`` is the formula; ``block_per_row`` gives 32 or 512 threads to a row and finds maximum and sum
 in one pass (Milakov, Gimelshein 2018). ``forward_backward`` reads a row once from memory and once from cache for both.
-On GPUs ``vectors`` moves 16 bytes a thread, and ``row_in_shared`` also keeps the row on the chip between loss and
-gradient (:mod:`numstack.kernels.cross_entropy_vectors`).
+On GPUs ``vectors`` moves 16 bytes a thread, and the variants after it also keep the row on the chip between loss and
+gradient (:mod:`numstack.kernels.cross_entropy_vectors`, :mod:`numstack.kernels.cross_entropy_rows`).
 """
 
 import math
@@ -30,6 +30,7 @@ from numba import cuda, float32, from_dtype
 
 from numstack.device import Array, Stream, current_device, kernel, narrow, widen
 from numstack.errors import ShapeError
+from numstack.kernels import cross_entropy_rows as on_chip
 from numstack.kernels import cross_entropy_vectors as by_vectors
 from numstack.kernels.launch import (
     ceil_div,
@@ -49,7 +50,7 @@ LONG_BLOCK = 512  # threads of a block that takes a long row; a short one gets a
 LONG_ROW = 2048  # least number of classes of a long row
 LEAST_ROW_OF_VECTORS = 256  # shorter ones leave most of a block without a vector
 VERY_LONG_ROW = 16384  # least number of classes of a row that keeps by_vectors.LONG_BLOCK threads busy
-REFILLED_PER_THREAD = 2  # vectors of a thread at a time
+LONGEST_ROW = 49152  # least number of logits of which one row keeps a multiprocessor busy
 SHARED_BESIDES = 1024 + 512  # bytes of shared memory of a block that are not the row's: the system's, and its sums
 
 
@@ -283,14 +284,19 @@ def _takes_vectors(row: Row, itemsize: int, by_name: bool = False) -> bool:
     return row.is_aligned and row.columns % VECTOR == 0 and row.columns >= LEAST_ROW_OF_VECTORS
 
 
-def _takes_refills(row: Row, itemsize: int, by_name: bool) -> bool:
-    """Unless asked for by name, of 16 bits and very long: on a GPU that is what has been seen right, and faster."""
-    return _takes_vectors(row, itemsize) and (by_name or (itemsize == 2 and row.columns >= VERY_LONG_ROW))
+def _is_default(row: Row, itemsize: int, least: int) -> bool:
+    """On a GPU 16 bits and at least so many columns is what has been seen right, and faster."""
+    return itemsize == 2 and row.columns >= least
 
 
 def _takes_two_rows(row: Row, itemsize: int, by_name: bool) -> bool:
     most = current_device().properties.shared_bytes_per_block - SHARED_BESIDES
-    return _takes_refills(row, itemsize, by_name) and 2 * row.columns * itemsize <= most
+    fits = _takes_vectors(row, itemsize) and 2 * row.columns * itemsize <= most
+    return fits and (by_name or _is_default(row, itemsize, VERY_LONG_ROW))
+
+
+def _takes_longest_rows(row: Row, itemsize: int, by_name: bool) -> bool:
+    return _takes_vectors(row, itemsize) and (by_name or _is_default(row, itemsize, LONGEST_ROW))
 
 
 def _vector_threads(V: int) -> int:
@@ -336,7 +342,7 @@ def _forward_backward_in_shared(
 ) -> None:
     R, V = logits.shape
     threads = _vector_threads(V)
-    n_kept = _kept_elements(V, logits.itemsize, VECTOR * by_vectors.PER_THREAD * threads, 2)
+    n_kept = _kept_elements(V, logits.itemsize, VECTOR * by_vectors.PER_THREAD * threads)
     row_in_shared = by_vectors.forward_backward(from_dtype(logits.dtype), threads)
     row_in_shared[R, threads, stream, n_kept * logits.itemsize](
         logits, targets, loss, dlogits, scale, classes, ignore_index, n_kept, flops=7 * logits.size
@@ -362,7 +368,7 @@ def _forward_backward_in_turn(
     )
 
 
-def _forward_backward_refilled(
+def _forward_backward_on_chip(
     logits: Array,
     targets: Array,
     loss: Array,
@@ -373,13 +379,14 @@ def _forward_backward_refilled(
     stream: Stream | None,
 ) -> None:
     R, V = logits.shape
-    two_fit = 2 * (V * logits.itemsize + SHARED_BESIDES) <= current_device().properties.shared_bytes_per_block
-    threads = by_vectors.SHORT_BLOCK if V < VERY_LONG_ROW else 512 if two_fit else 1024
-    rows_refilled = by_vectors.forward_backward_refilled(from_dtype(logits.dtype), threads, REFILLED_PER_THREAD)
-    n_kept = _kept_elements(V, logits.itemsize, VECTOR * REFILLED_PER_THREAD * threads, 1)
-    nbytes = n_kept * logits.itemsize
-    rows_refilled[min(R, _resident_blocks(threads, nbytes)), threads, stream, nbytes](
-        flat(logits), targets, loss, flat(dlogits), scale, V, classes, ignore_index, n_kept, flops=7 * logits.size
+    threads = by_vectors.SHORT_BLOCK if V < VERY_LONG_ROW else 1024
+    most = current_device().properties.shared_bytes_per_block - SHARED_BESIDES
+    n_spans = on_chip.n_spans(classes * logits.itemsize, threads, most)
+    nbytes = n_spans * on_chip.span_bytes(threads)
+    kernel_ = on_chip.forward_backward(from_dtype(logits.dtype), threads, n_spans)
+    n_turns = max(ceil_div(R, _resident_blocks(threads, nbytes)), 1)  # so many rows, or one less, for each block
+    kernel_[ceil_div(R, n_turns), threads, stream, nbytes](
+        flat(logits), targets, loss, flat(dlogits), scale, V, classes, ignore_index, flops=7 * logits.size
     )
 
 
@@ -395,10 +402,10 @@ def _threads_in_turn(V: int) -> tuple[int, int]:
     return (1024, 2) if V >= VERY_LONG_ROW else (by_vectors.SHORT_BLOCK, 1)
 
 
-def _kept_elements(V: int, itemsize: int, span: int, n_blocks: int) -> int:
-    """How much of a row stays in shared memory: all, or else as many spans as let n_blocks share a processor."""
+def _kept_elements(V: int, itemsize: int, span: int) -> int:
+    """How much of a row stays in shared memory: all, or else as many spans as let two blocks share a processor."""
     # What two blocks share is a little more than the most that one may have; each has some of its own as well.
-    most = current_device().properties.shared_bytes_per_block // n_blocks - SHARED_BESIDES
+    most = current_device().properties.shared_bytes_per_block // 2 - SHARED_BESIDES
     return V if V * itemsize <= most else most // (span * itemsize) * span
 
 
@@ -427,20 +434,8 @@ FORWARD_BACKWARD = Variants(
         Variant(
             "row_in_shared", _forward_backward_in_shared, "One read and one write of memory.", _takes_vectors, "gpu"
         ),
-        Variant(
-            "rows_refilled",
-            _forward_backward_refilled,
-            "The next row comes in where one goes out.",
-            _takes_refills,
-            "gpu",
-        ),
-        Variant(
-            "rows_in_turn",
-            _forward_backward_in_turn,
-            "The next row comes while this one is computed.",
-            _takes_two_rows,
-            "gpu",
-        ),
+        Variant("rows_in_turn", _forward_backward_in_turn, "The next row comes meanwhile.", _takes_two_rows, "gpu"),
+        Variant("rows_on_chip", _forward_backward_on_chip, "The next takes its place.", _takes_longest_rows, "gpu"),
     ],
 )
 

@@ -11,10 +11,6 @@ the other's loads. The gradient is made of what shared memory holds: each logit 
 gradient written once, the least there can be. Of a longer row the rest is read a second time, from the cache that it
 has just come through.
 
-``rows_refilled`` has as many blocks as fit, which take row after row. As soon as a vector's gradient is made, the next
-row's vector is copied to its place (``cp.async``), so that memory has something to do while the block computes. A row
-that is too long for shared memory keeps its end in the cache.
-
 ``rows_in_turn`` has one block for a multiprocessor and room for two rows: while it computes one, the whole next one is
 on its way.
 
@@ -24,7 +20,6 @@ On an H200, in TB/s of each row read and written once, where a copy has 4.26:
 16384 x 50304  row_in_shared  3.68 (3.37 with nothing kept)
 16384 x 50304  rows_in_turn   3.90 (3.68 with one vector a thread at a time)
 4096 x 131072  row_in_shared  3.16
-4096 x 131072  rows_refilled  3.62
 =============  =============  ===========================================
 
 The loss alone has 4.45, the gradient from it 4.08.
@@ -382,124 +377,3 @@ def forward_backward_in_turn(dtype: Any, block: int, per_thread: int) -> Kernel:
             half = 1 - half
 
     return rows_in_turn
-
-
-@functools.cache
-def forward_backward_refilled(dtype: Any, block: int, per_thread: int) -> Kernel:
-    """Loss and gradient of rows of V logits of a numba ``dtype``; the first n_kept of a row, whole spans, stay."""
-    n_values, stride, span = VECTOR * per_thread, VECTOR * block, VECTOR * block * per_thread
-    n_copies, copied = VECTOR * dtype.bitwidth // 128, 128 // dtype.bitwidth  # of a vector; elements of one
-    of_values, store_vector, _, _ = _gradient(block, per_thread)
-    wait_for_all_but = [cp_async_wait_group(n) for n in range(4)]
-    wait_0, wait_1, wait_2, wait_3 = wait_for_all_but
-
-    @cuda.jit(device=True)
-    def start_copy(kept, v, logits_N, start):
-        for i in range(n_copies):
-            cp_async_16(kept, v + i * copied, logits_N, start + v + i * copied, 16)
-
-    @cuda.jit(device=True)
-    def wait(n_pending):
-        if n_pending >= 3:
-            wait_3()
-        elif n_pending == 2:
-            wait_2()
-        elif n_pending == 1:
-            wait_1()
-        else:
-            wait_0()
-
-    @kernel(name="cross_entropy.forward_backward rows_refilled")
-    def rows_refilled(logits_N, targets_R, loss_R, dlogits_N, scale_1, V, classes, ignore_index, n_kept):
-        warps = cuda.shared.array((2, 2, WARP), float32)
-        kept = cuda.shared.array(0, dtype)
-        x = cuda.local.array(n_values, float32)
-        first = cuda.threadIdx.x * VECTOR
-        R = targets_R.size
-        row = cuda.blockIdx.x
-        half = 0
-        n_whole = classes // span * span
-        # Each span is a group of copies, and what remains of a row is one.
-        for v0 in range(0, n_whole, span):
-            if v0 < n_kept:
-                for k in range(per_thread):
-                    start_copy(kept, v0 + first + k * stride, logits_N, row * V)
-            cp_async_commit_group()
-        for v in range(n_whole + first, min(V, n_kept), stride):
-            start_copy(kept, v, logits_N, row * V)
-        cp_async_commit_group()
-        while row < R:
-            following = row + cuda.gridDim.x
-            start = row * V
-            target = targets_R[row]
-            ignored = target == ignore_index
-            is_class = target >= 0 and target < classes and not ignored
-            scale = scale_1[0] if is_class else float32(math.nan)
-            largest = LOWEST
-            total = float32(0)
-            for v0 in range(0, n_whole, span):
-                wait((n_whole - v0) // span)
-                v = v0 + first
-                if v0 < n_kept:
-                    for k in range(per_thread):
-                        ptx.load8(kept, v + k * stride, x, k * VECTOR)
-                else:
-                    for k in range(per_thread):
-                        ptx.load8(logits_N, start + v + k * stride, x, k * VECTOR)
-                largest, total = _with_more(x, n_values, largest, total)
-            wait_0()
-            for v in range(n_whole + first, classes, stride):
-                if v < n_kept:
-                    ptx.load8(kept, v, x, 0)
-                else:
-                    ptx.load8(logits_N, start + v, x, 0)
-                for e in range(VECTOR):
-                    if v + e >= classes:
-                        x[e] = float32(-math.inf)
-                largest, total = _with_more(x, VECTOR, largest, total)
-            largest, total = _over_block(largest, total, warps, half)
-            inverse = float32(1) / total
-            factor = inverse * scale
-            logit = float32(0)
-            owns_target = is_class and cuda.threadIdx.x == target // VECTOR % block
-            if owns_target:
-                logit = widen(kept[target]) if target < n_kept else widen(logits_N[start + target])
-            for v0 in range(0, n_whole, span):
-                v = v0 + first
-                if v0 < n_kept:
-                    for k in range(per_thread):
-                        ptx.load8(kept, v + k * stride, x, k * VECTOR)
-                else:
-                    for k in range(per_thread):
-                        ptx.load8(logits_N, start + v + k * stride, x, k * VECTOR)
-                of_values(x, n_values, largest, factor)
-                if ignored:
-                    for e in range(n_values):
-                        x[e] = float32(0)
-                for k in range(per_thread):
-                    ptx.store8(dlogits_N, start + v + k * stride, x, k * VECTOR)
-                # A thread reads and refills its own vectors only, so that no barrier stands between.
-                if v0 < n_kept and following < R:
-                    for k in range(per_thread):
-                        start_copy(kept, v + k * stride, logits_N, following * V)
-                cp_async_commit_group()
-            for v in range(n_whole + first, V, stride):
-                if v < n_kept:
-                    ptx.load8(kept, v, x, 0)
-                else:
-                    ptx.load8(logits_N, start + v, x, 0)
-                of_values(x, VECTOR, largest, factor)
-                store_vector(dlogits_N, start, row, v, 0 if ignored else classes, x)
-                if v < n_kept and following < R:
-                    start_copy(kept, v, logits_N, following * V)
-            cp_async_commit_group()
-            if owns_target:
-                loss_R[row] = largest + math.log(total) - logit
-                gradient = (_exp(logit - largest) * inverse - float32(1)) * scale
-                dlogits_N[start + target] = narrow(gradient, dlogits_N.dtype)
-            elif not is_class and cuda.threadIdx.x == 0:
-                loss_R[row] = float32(0) if ignored else float32(math.nan)
-            row = following
-            half = 1 - half
-
-    return rows_refilled

@@ -25,16 +25,17 @@ Backward ladder: ``scan`` has a block for each row of the table, which looks thr
 So the order of every floating-point sum is fixed by the tokens alone, and the result is the same bits in every run.
 Step 4 costs the sum of squared group sizes, 6% of N^2 comparisons for English characters, far less for BPE tokens.
 
-On GPUs both have a variant by vectors of 16 bytes (:mod:`numstack.kernels.embedding_vectors`); backward it is
-``linked_lists`` instead of the sort, chosen by name.
+On GPUs forward has a variant by vectors of 16 bytes (:mod:`numstack.kernels.embedding_vectors`), and backward
+``owned_rows`` (:mod:`numstack.kernels.embedding_owned`): each block looks for the tokens of its own rows.
 """
 
 import math
 
 import numpy as np
-from numba import cuda, float32, int32
+from numba import cuda, float32, from_dtype, int32
 
 from numstack.device import Array, Stream, current_device, kernel, narrow, widen
+from numstack.kernels import embedding_owned as owned
 from numstack.kernels import embedding_vectors as by_vectors
 from numstack.kernels.launch import (
     ceil_div,
@@ -44,6 +45,7 @@ from numstack.kernels.launch import (
     check_ndim,
     check_shape,
     check_workspace,
+    flat,
 )
 from numstack.kernels.rows import VECTOR, Row, row_of
 from numstack.kernels.variants import Variant, Variants
@@ -53,6 +55,7 @@ BLOCK = 128  # threads of the one-dimensional blocks
 ROWS = 4  # positions of a forward block, a warp each
 SCANNERS = 256  # threads of the block that scans the counts
 ADDERS = 8  # warps that share the rows of a group
+BYTES = 16  # of a vector
 
 
 def reference(tokens_BT: np.ndarray, token_table_VC: np.ndarray, position_table_TC: np.ndarray | None) -> np.ndarray:
@@ -237,13 +240,18 @@ def workspace_size(B: int, T: int, V: int) -> int:
     return V + 2 * B * T + 1
 
 
-def _takes_vectors(row: Row) -> bool:
+def _takes_vectors(row: Row, V: int) -> bool:
+    """Whole vectors of one dtype, and a table that has rows."""
+    return _has_vectors(row) and row.itemsize > 0 and V > 0
+
+
+def _has_vectors(row: Row) -> bool:
     return row.is_aligned and row.columns % VECTOR == 0 and row.columns > 0
 
 
-def _takes_lists(row: Row, by_name: bool) -> bool:
-    """By name only: right on an H200 where tokens are spread evenly, not yet run there with a list longer than 32."""
-    return by_name and _takes_vectors(row)
+def _takes_owners(row: Row, V: int) -> bool:
+    """Whole vectors, and a table that has rows, but not so many that they cannot be shared out by a multiplication."""
+    return _has_vectors(row) and V > 0 and V * owned.owners(V, current_device().properties.multiprocessors) < 1 << 32
 
 
 def _forward_by_warps(tokens: Array, table: Array, positions: Array | None, out: Array, stream: Stream | None) -> None:
@@ -260,11 +268,13 @@ def _forward_by_vectors(
     tokens: Array, table: Array, positions: Array | None, out: Array, stream: Stream | None
 ) -> None:
     B, T = tokens.shape
-    grid = (ceil_div(T, by_vectors.WARPS), ceil_div(B, by_vectors.TEXTS))
-    kernel_ = by_vectors.forward(has_positions=positions is not None)
-    kernel_[grid, (WARP, by_vectors.WARPS), stream](
-        tokens, table, table if positions is None else positions, out.reshape(B * T, table.shape[1]), flops=out.size
-    )
+    V, C = table.shape
+    texts = next(n for n in (by_vectors.TEXTS, 4, 2, 1) if n <= max(B, 1))
+    n_vectors = C * table.itemsize // BYTES
+    grid = (ceil_div(T * n_vectors, by_vectors.THREADS), ceil_div(B, texts))
+    kernel_ = by_vectors.forward(from_dtype(table.dtype), has_positions=positions is not None, texts=texts)
+    arrays = (tokens, table, table if positions is None else positions, out)
+    kernel_[grid, by_vectors.THREADS, stream](*map(flat, arrays), B, T, V, n_vectors, flops=out.size)
 
 
 def _backward_positions(dout: Array, dpositions: Array, stream: Stream | None) -> None:
@@ -301,33 +311,31 @@ def _backward_sort(
     _add_groups[V, (WARP, ADDERS), stream](ends, order, dout, dtable, flops=dout.size)
 
 
-def _backward_lists(
+def _backward_owned(
     tokens: Array, dout: Array, dtable: Array, dpositions: Array | None, workspace: Array, stream: Stream | None
 ) -> None:
-    N, (V, C) = tokens.size, dtable.shape
-    if N == 0:
+    if tokens.size == 0:
         return
-    # The last place that a long list takes, and the heads, which start at -1 alike.
-    last_1, heads, previous, long = (
-        workspace[:1],
-        workspace[1 : V + 1],
-        workspace[V + 1 : V + 1 + N],
-        workspace[V + 1 + N :],
+    B, V, C = tokens.shape[0], *dtable.shape
+    n_blocks = owned.owners(V, current_device().properties.multiprocessors)
+    n_rows = ceil_div(V, n_blocks)
+    fours, is_exact = owned.fours_of(C)
+    n_vectors = 0 if dpositions is None else ceil_div(dpositions.size * dout.itemsize, BYTES * n_blocks)
+    columns = ceil_div(n_vectors, WARP * owned.FEW.warps)
+    is_fused = 0 < columns <= owned.MOST_COLUMNS
+    size = owned.MANY if is_exact and not is_fused else owned.FEW
+    kernel_ = owned.add_owned_rows(
+        from_dtype(dout.dtype), size, fours, is_exact=is_exact, columns=columns if is_fused else 0
     )
-    current_device().fill(workspace[: V + 1], -1, stream)
-    flat_tokens, dout_NC = tokens.reshape(N), dout.reshape(N, C)
-    by_vectors.link[ceil_div(N, BLOCK), BLOCK, stream](flat_tokens, heads, previous)
-    block, over_channels = (WARP, by_vectors.WARPS), ceil_div(C, by_vectors.CHANNELS)
-    by_vectors.add_lists[(ceil_div(N, by_vectors.WARPS), over_channels), block, stream](
-        flat_tokens, heads, previous, dout_NC, dtable, last_1, long, flops=dout.size
-    )
-    if N > by_vectors.SHORT:
-        grid = (min(ceil_div(N, by_vectors.SHORT), by_vectors.LONG_BLOCKS), over_channels)
-        by_vectors.add_long_lists[grid, block, stream](flat_tokens, dout_NC, dtable, last_1, long)
-    if dpositions is not None:
+    positions = dpositions if is_fused and dpositions is not None else dout
+    kernel_[n_blocks, (WARP, size.warps), stream, owned.shared_bytes(n_rows, size.warps)](
+        flat(tokens), flat(dout), dtable, flat(positions), B, n_rows, owned.reciprocal(n_blocks), n_vectors,
+        flops=dout.size,
+    )  # fmt: skip
+    if dpositions is not None and not is_fused:
         P = dpositions.size
         by_vectors.add_positions[ceil_div(P, VECTOR * BLOCK), BLOCK, stream](
-            dout.reshape(dout.shape[0], P), dpositions.reshape(P), flops=dout.size
+            dout.reshape(B, P), dpositions.reshape(P), flops=dout.size
         )
 
 
@@ -335,7 +343,7 @@ FORWARD = Variants(
     "embedding.forward",
     [
         Variant("warp_per_row", _forward_by_warps, note="A warp copies a row, an element a lane."),
-        Variant("vectors", _forward_by_vectors, "16 bytes a lane, four rows at once.", _takes_vectors, "gpu"),
+        Variant("vectors", _forward_by_vectors, "16 bytes a lane, eight rows at once.", _takes_vectors, "gpu"),
     ],
 )
 
@@ -344,7 +352,7 @@ BACKWARD = Variants(
     [
         Variant("scan", _backward_scan, note="Each row of the table looks through all tokens."),
         Variant("counting_sort", _backward_sort, note="Positions are grouped by token first: each is looked at once."),
-        Variant("linked_lists", _backward_lists, "One pass over tokens; 16 bytes a lane.", _takes_lists, "gpu"),
+        Variant("owned_rows", _backward_owned, "Each block looks for its own rows' tokens.", _takes_owners, "gpu"),
     ],
 )
 
@@ -380,12 +388,12 @@ def forward(
     -----
     Workspace: none. Deterministic: yes.
     """
-    _, T, C = _check(tokens_BT, out_BTC, "out_BTC", token_table_VC, "token_table_VC")
-    arrays = [token_table_VC, out_BTC]
+    B, T, C = _check(tokens_BT, out_BTC, "out_BTC", token_table_VC, "token_table_VC")
+    arrays = [token_table_VC, out_BTC.reshape(B * T, C)]
     if position_table_TC is not None:
         _check_positions(position_table_TC, "position_table_TC", T, C)
         arrays.append(position_table_TC)
-    chosen = FORWARD.pick(variant, row_of(C, *arrays))
+    chosen = FORWARD.pick(variant, row_of(C, *arrays), token_table_VC.shape[0])
     chosen.launch(tokens_BT, token_table_VC, position_table_TC, out_BTC, stream)
 
 
@@ -427,7 +435,7 @@ def backward(
     if dposition_table_TC is not None:
         _check_positions(dposition_table_TC, "dposition_table_TC", T, C)
         arrays.append(dposition_table_TC)
-    chosen = BACKWARD.pick(variant, row_of(C, *arrays), variant is not None)
+    chosen = BACKWARD.pick(variant, row_of(C, *arrays), dtoken_table_VC.shape[0])
     chosen.launch(tokens_BT, dout_BTC, dtoken_table_VC, dposition_table_TC, workspace, stream)
 
 

@@ -6,6 +6,7 @@ import pytest
 from numstack.device import offline
 from numstack.errors import DTypeError, ShapeError
 from numstack.kernels import cross_entropy
+from numstack.kernels import cross_entropy_rows as on_chip
 from numstack.kernels import cross_entropy_vectors as by_vectors
 from numstack.kernels.rows import row_of
 from tests.golden import OnnxCase, onnx_cases
@@ -27,14 +28,14 @@ VECTOR_SHAPES = {
     "no row": (0, 256),
 }
 LONG_BLOCK_SHAPES = {"a span of a long block, and vectors of its first threads": (3, LONG_SPAN + 80)}
-BY_VECTORS = ("vectors", "row_in_shared", "rows_refilled", "rows_in_turn")
+BY_VECTORS = ("vectors", "row_in_shared", "rows_on_chip", "rows_in_turn")
 IGNORE = -100
 # forward and forward_backward in the variants of one idea
 PAIRS = [
     ("thread_per_row", "thread_per_row"),
     ("block_per_row", "block_per_row"),
     ("vectors", "row_in_shared"),
-    ("vectors", "rows_refilled"),
+    ("vectors", "rows_on_chip"),
     ("vectors", "rows_in_turn"),
 ]
 BACKWARD = cross_entropy.BACKWARD.runnable()
@@ -266,10 +267,11 @@ def test_under_checks(under_checks, of_forward, variant):
     assert_close(to_host(backward), dlogits, atol=1e-5)
 
 
-@pytest.mark.parametrize("variant", ["row_in_shared", "rows_refilled"])
+@pytest.mark.parametrize("variant", ["row_in_shared", "rows_on_chip"])
 def test_a_row_longer_than_shared_memory(variant, monkeypatch):
     """What does not fit is read twice."""
-    monkeypatch.setattr(cross_entropy, "_kept_elements", lambda V, itemsize, span, n_blocks: span)
+    monkeypatch.setattr(cross_entropy, "_kept_elements", lambda V, itemsize, span: span)
+    monkeypatch.setattr(on_chip, "n_spans", lambda nbytes, threads, most: 1)
     logits, targets = inputs(9, 2 * SHORT_SPAN + 88)
     logits = logits.astype(BFLOAT16)
     array, loss = to_device(logits), to_device(poisoned(9))
@@ -283,16 +285,22 @@ def test_a_row_longer_than_shared_memory(variant, monkeypatch):
 
 @pytest.mark.parametrize(("V", "itemsize", "kept"), [(50304, 2, 50304), (131072, 2, 49152), (50304, 4, 16384)])
 def test_two_rows_fit_a_multiprocessor(V, itemsize, kept):
-    n_kept = cross_entropy._kept_elements(V, itemsize, LONG_SPAN, 2)
+    n_kept = cross_entropy._kept_elements(V, itemsize, LONG_SPAN)
     assert n_kept == kept
     assert 2 * (n_kept * itemsize + 1024 + 512) <= 233_472
+
+
+def test_a_row_of_131072_stays_on_the_chip():
+    n_spans = on_chip.n_spans(2 * 131072, 1024, 232_448 - cross_entropy.SHARED_BESIDES)
+    assert n_spans * on_chip.span_bytes(1024) + 16 * 1024 * on_chip.HELD == 2 * 131072
 
 
 @pytest.mark.parametrize(
     ("V", "dtype", "name"),
     [
-        (50304, np.uint16, "rows_in_turn"),
-        (131072, np.uint16, "rows_refilled"),
+        (32768, np.uint16, "rows_in_turn"),
+        (50304, np.uint16, "rows_on_chip"),
+        (131072, np.uint16, "rows_on_chip"),
         (50304, np.float32, "row_in_shared"),
         (1024, np.uint16, "row_in_shared"),
         (50257, np.uint16, "block_per_row"),

@@ -6,8 +6,10 @@ import pytest
 from numstack.device import offline
 from numstack.errors import DTypeError, ShapeError
 from numstack.kernels import embedding
+from numstack.kernels import embedding_owned as owned
 from numstack.kernels import embedding_vectors as by_vectors
 from numstack.kernels.rows import row_of
+from numstack.kernels.warp import WARP
 from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
 
 # B, T, V, C
@@ -17,13 +19,14 @@ SHAPES = {
     "one token past a block, one channel past a block": (3, 43, 84, embedding.BLOCK + 1),
     "more rows of the table than threads that scan it": (2, 9, embedding.SCANNERS + 1, 8),
     "no token": (0, 4, 5, 8),
-    "texts past a warp's, one vector past a warp": (by_vectors.TEXTS + 1, 9, 7, by_vectors.CHANNELS + 8),
+    "texts past a thread's, channels past a warp's": (by_vectors.TEXTS + 1, 9, 7, 4 * WARP + 8),
+    "channels of whole warps": (3, 5, 7, 4 * WARP),
 }
 
 
 def shapes(variant: str) -> dict[str, tuple[int, ...]]:
     """Those that the variant supports."""
-    whole = variant in ("vectors", "linked_lists")
+    whole = variant in ("vectors", "owned_rows")
     return {what: shape for what, shape in SHAPES.items() if not whole or shape[3] % by_vectors.VECTOR == 0}
 
 
@@ -92,18 +95,19 @@ def test_all_tokens_equal(variant):
 
 
 def test_long_lists_of_one_token():
-    """More members than a warp sums, than a block looks at at once, and than it sums at once."""
-    few, many = by_vectors.SHORT + 1, by_vectors.COLLECTED + 5
+    """More positions than a warp sums, than a block looks at at once, and than it sums at once."""
+    window = owned.A_THREAD * WARP * owned.FEW.warps
+    few, many = owned.SHORT + 1, 2 * window + 5
     rng = np.random.default_rng(0)
-    for n_ones, n in ((few, 3 * few), (many, by_vectors.WINDOW + many)):
+    for n_ones, n in ((few, 3 * few), (many, window + many)):
         tokens = np.full(n, 1, np.int32)
         tokens[rng.permutation(n)[n_ones:]] = rng.integers(2, 40, n - n_ones)
         dout = rng.standard_normal((n, 8), dtype=np.float32)
         table = rng.standard_normal((40, 8), dtype=np.float32)
         arrays = (tokens[None], dout[None], table, None)
-        got, _ = backward(*arrays, variant="linked_lists")
+        got, _ = backward(*arrays, variant="owned_rows")
         assert_close(got, table + embedding.reference_backward(tokens[None], dout[None], 40)[0], rtol=1e-5, atol=1e-4)
-        np.testing.assert_array_equal(got, backward(*arrays, variant="linked_lists")[0])
+        np.testing.assert_array_equal(got, backward(*arrays, variant="owned_rows")[0])
 
 
 @pytest.mark.parametrize("variant", embedding.FORWARD.runnable())
@@ -119,8 +123,15 @@ def test_tokens_outside_the_table_give_no_gradient(variant):
     assert_close(got, np.array([2, 1, 1])[:, None] * np.ones((3, 8)))
 
 
-@pytest.mark.parametrize(("of_forward", "variant"), [("warp_per_row", "counting_sort"), ("vectors", "linked_lists")])
-@pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "of_forward", "variant"),
+    [
+        (BFLOAT16, "warp_per_row", "counting_sort"),
+        (BFLOAT16, "vectors", "owned_rows"),
+        (np.dtype(np.float16), "vectors", "counting_sort"),
+    ],
+    ids=str,
+)
 def test_sixteen_bits(dtype, of_forward, variant):
     tokens, table, positions, dout = inputs(3, 7, 5, 40)
     table, positions, dout = (a.astype(dtype) for a in (table, positions, dout))
@@ -148,8 +159,8 @@ def test_equal_bits_on_every_run(variant):
 
 @pytest.mark.parametrize("variant", embedding.BACKWARD.runnable())
 def test_under_checks(under_checks, variant):
-    tokens, table, positions, dout = inputs(2, 9, 7, 40 if variant == "linked_lists" else 35)
-    of_forward = "vectors" if variant == "linked_lists" else "warp_per_row"
+    tokens, table, positions, dout = inputs(2, 9, 7, 40 if variant == "owned_rows" else 35)
+    of_forward = "vectors" if variant == "owned_rows" else "warp_per_row"
     out = forward(tokens, table, positions, variant=of_forward)
     assert_close(out, embedding.reference(tokens, table, positions))
     got = backward(tokens, dout, table, positions, variant=variant)
@@ -159,18 +170,24 @@ def test_under_checks(under_checks, variant):
 
 
 def test_a_long_list_under_checks(under_checks):
-    tokens = np.full((1, by_vectors.SHORT + 3), 1, np.int32)
+    tokens = np.full((1, owned.SHORT + 3), 1, np.int32)
     tokens[0, 5] = 0
     dout = np.random.default_rng(0).standard_normal((*tokens.shape, 8), dtype=np.float32)
-    got, _ = backward(tokens, dout, np.zeros((3, 8), np.float32), None, variant="linked_lists")
+    got, _ = backward(tokens, dout, np.zeros((3, 8), np.float32), None, variant="owned_rows")
     assert_close(got, embedding.reference_backward(tokens, dout, 3)[0], atol=1e-5)
 
 
-def test_lists_are_chosen_by_name():
+def test_defaults_on_a_gpu():
     with offline.device("sm_90a") as device:
-        row = row_of(768, device.array((4, 768), np.uint16))
-        assert embedding.BACKWARD.pick(None, row, False).name == "counting_sort"
-        assert embedding.BACKWARD.pick("linked_lists", row, True).name == "linked_lists"
+        table = device.array((4, 768), np.uint16)
+        for row, forward_name in (
+            (row_of(768, table), "vectors"),
+            (row_of(768, table, device.array((4, 768), np.float32)), "warp_per_row"),
+        ):
+            assert embedding.FORWARD.pick(None, row, 4).name == forward_name
+            assert embedding.BACKWARD.pick(None, row, 4).name == "owned_rows"
+        assert embedding.BACKWARD.pick(None, row, 2**25).name == "counting_sort"
+        assert embedding.BACKWARD.pick(None, row_of(36, table), 4).name == "counting_sort"
 
 
 def test_bad_arguments():

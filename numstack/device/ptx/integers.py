@@ -106,3 +106,14 @@ def opaque(x: int32) -> int32:
 
     Unrolled, the loops of a producer need more than the few registers that it has kept.
     """
+    return x
+
+
+@ptx("bfind.u32 $result, $x;")
+def highest_bit(x: uint32) -> int32:
+    """The number of the highest bit that is set; -1 if none is."""
+    n = -1
+    while x != uint32(0):
+        x = uint32(x >> uint32(1))
+        n += 1
+    return int32(n)

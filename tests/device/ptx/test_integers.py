@@ -98,3 +98,19 @@ def test_addresses_in_shared_memory(hopper: Bench) -> None:
     assert 0 <= rounded - dynamic < 1024 and rounded % 1024 == 0
     assert (kept, raised) == (1024, 2048 + 7)
     assert dynamic < 228 * 1024 and plain < 228 * 1024 and dynamic != plain
+
+
+@kernel
+def _bits(x_N, y_N, same_N):
+    i = cuda.grid(1)
+    if i < x_N.shape[0]:
+        y_N[i] = integers.highest_bit(x_N[i])
+        same_N[i] = integers.opaque(y_N[i])
+
+
+def test_highest_bit() -> None:
+    x = np.array([0, 1, 2, 3, 5, 2**31, 2**32 - 1], np.uint32)
+    y, same = (to_device(poisoned(x.size, np.int32)) for _ in range(2))
+    _bits[1, 32](to_device(x), y, same)
+    np.testing.assert_array_equal(to_host(y), [-1, 0, 1, 1, 2, 31, 31])
+    np.testing.assert_array_equal(to_host(same), to_host(y))

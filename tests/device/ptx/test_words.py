@@ -1,0 +1,46 @@
+"""numstack.device.ptx.words: 16 bytes in registers as they lie in memory, on the device under test."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numba import cuda, float32, from_dtype, uint32
+
+from numstack.device import kernel
+from numstack.device.ptx.words import WORDS, Words, words_of
+from tests.support import BFLOAT16, poisoned, to_device, to_host
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16), np.dtype(np.float32)], ids=str)
+def test_words(dtype: np.dtype) -> None:
+    """Copied by way of shared memory, with the sign of each element turned while it is wide."""
+    stored = np.dtype(np.uint16) if dtype == BFLOAT16 else dtype
+    of: Words = words_of(from_dtype(stored))
+    vector = WORDS * of.elements
+    n = 32 * vector
+    load, load_shared, store, low, high, pack, add, shared_dtype = *of[1:], from_dtype(stored)
+
+    @kernel(name="words")
+    def copy(x_N, copied_N, y_N, sum_N):
+        kept = cuda.shared.array(n, shared_dtype)
+        words = cuda.local.array(2 * WORDS, uint32)
+        i = cuda.threadIdx.x * vector
+        for e in range(vector):
+            kept[i + e] = x_N[i + e]
+        load(x_N, i, words, 0)
+        load_shared(kept, i, words, WORDS)
+        store(copied_N, i, words, 0)
+        for w in range(WORDS, 2 * WORDS):
+            words[w] = pack(float32(0) - low(words[w]), float32(0) - high(words[w]))
+        store(y_N, i, words, WORDS)
+        for w in range(WORDS):
+            words[w] = add(words[w], pack(float32(0.25), float32(0.25)))
+        store(sum_N, i, words, 0)
+
+    x = np.random.default_rng(0).standard_normal(n, dtype=np.float32).astype(dtype)
+    copied, y, sums = (to_device(poisoned(n, stored)) for _ in range(3))
+    copy[1, 32](to_device(x), copied, y, sums)
+    np.testing.assert_array_equal(to_host(copied).view(dtype), x)
+    np.testing.assert_array_equal(to_host(y).view(dtype), -x)
+    quarter = (x.astype(np.float64) + 0.25).astype(np.float32).astype(dtype)
+    np.testing.assert_array_equal(to_host(sums).view(dtype), quarter)
