@@ -23,7 +23,7 @@ import argparse
 import importlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -165,7 +165,7 @@ def compile_ahead(options: Any) -> None:
             a = device.array((k, m) if layout[0] == "T" else (m, k), bfloat16)
             b = device.array((n, k) if layout[1] == "T" else (k, n), bfloat16)
             c = device.array((m, n), np.float32 if what == "dw float32" else bfloat16)
-            workspace = device.array((workspace_size(m, n, k, layout=layout),))
+            workspace = device.array((most_workspace(m, n, k, layout, variants),))
             for variant in variants:
                 gemm(a, b, c, layout=layout, variant=variant, workspace=workspace, **epilogue)
 
@@ -187,6 +187,11 @@ def as_array(tensor: Any) -> Any:
     return current_device().view(tensor.data_ptr(), tuple(tensor.shape), dtype, owner=tensor)
 
 
+def most_workspace(m: int, n: int, k: int, layout: str, variants: Sequence[str | None]) -> int:
+    """Elements of workspace with which each variant is at its best."""
+    return max(workspace_size(m, n, k, layout=layout, variant=variant) for variant in variants)
+
+
 def mma_variant() -> str | None:
     """The fastest variant for tensor cores of sm_80."""
     names = [variant.name for variant in VARIANTS if variant.made_for == "sm_80" and variant.runs_here()]
@@ -202,7 +207,8 @@ def measured(torch: Any, product: Product, options: Any) -> list[Any]:
     out_dtype = torch.float32 if what == "dw float32" else torch.bfloat16
     c, peer = (torch.full((m, n), math.nan, device="cuda", dtype=out_dtype) for _ in range(2))
     product_of = partial(torch.mm, out_dtype=out_dtype) if out_dtype == torch.float32 else torch.mm
-    workspace = torch.empty(workspace_size(m, n, k, layout=layout), device="cuda")
+    mma = mma_variant() if options.mma else None
+    workspace = torch.empty(most_workspace(m, n, k, layout, [options.variant, mma]), device="cuda")
     ours = partial(gemm, as_array(a), as_array(b), as_array(c), layout=layout, workspace=as_array(workspace))
 
     calls: dict[str, Callable[[], Any]] = {
@@ -211,7 +217,6 @@ def measured(torch: Any, product: Product, options: Any) -> list[Any]:
     }
     if has_weight_in_out:
         calls["natural"] = natural_call(product_of, what, left, right, layout, peer)
-    mma = mma_variant() if options.mma else None
     if mma is not None:
         calls["mma.sync"] = partial(ours, variant=mma)
 

@@ -109,7 +109,7 @@ def tolerance(dtype: np.dtype, k: int) -> dict[str, float]:
         if ON_GPU or out == FLOAT32
     ],
 )
-def test_every_shape(dtype: np.dtype, out: np.dtype, layout: str, variant: str | None) -> None:
+def test_every_shape(dtype: np.dtype, out: np.dtype, layout: str, variant: str | None, quick: None) -> None:
     n_computed = 0
     for what, (m, n, k) in SHAPES.items():
         a, b = operands(m, n, k, layout, dtype)

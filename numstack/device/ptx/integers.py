@@ -104,7 +104,8 @@ def round_up_1024(address):  # type: ignore[no-untyped-def]
 def opaque(x: int32) -> int32:
     """x; but the compiler does not know that, so that it cannot tell how often a loop runs, and does not unroll it.
 
-    Unrolled, the loops of a producer need more than the few registers that it has kept.
+    Unrolled, the loops of a producer need more than the few registers that it has kept. Nor does the compiler compute
+    what depends on x long before it is used, and keep it in registers.
     """
     return x
 

@@ -29,6 +29,11 @@ def arrive(barrier: uint32) -> None:
     """Arrive once: what this thread read and wrote before is over for whoever waits."""
 
 
+@ptx("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$barrier];", touches_memory=True)
+def arrive_when_copied(barrier: uint32) -> None:
+    """Arrive once, when all copies that this thread has started by ``mma.cp_async_16`` and its like are over."""
+
+
 @ptx("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [$barrier], $nbytes;", touches_memory=True)
 def arrive_and_expect(barrier: uint32, nbytes: uint32) -> None:
     """Arrive once, and let the phase wait for ``nbytes`` of copies as well; before the copies start."""

@@ -12,15 +12,17 @@ of B         rows 2t and 2t + 1, column g      ``ldmatrix`` of rows of B^T, or
                                                ``ldmatrix_trans`` of rows of B
 ===========  ================================  ============================================
 
+``store_words``, ``store_pair`` and their inverses move what lanes hold of fragments, once neighbours are together.
+
 Source: PTX ISA 9.0, "Matrix multiply-accumulate instructions" and "cp.async".
 """
 
 import functools
 from collections.abc import Callable
 
-from numba import cuda, float32, int32, uint32
+from numba import cuda, float32, int32, uint16, uint32
 
-from numstack.device.ptx.assembly import GlobalSource, In, Index, InOut, Out, SharedArray, ptx
+from numstack.device.ptx.assembly import GlobalSource, GlobalTarget, In, Index, InOut, Out, Several, SharedArray, ptx
 from numstack.device.ptx.packing import high_bf16, high_f16, low_bf16, low_f16
 from numstack.simt import collective
 
@@ -230,3 +232,31 @@ def cp_async_wait_group(n_pending: int) -> Callable[[], None]:
 
     wait.__name__ = wait.__qualname__ = f"cp_async_wait_group_{n_pending}"
     return ptx(f"cp.async.wait_group {n_pending};", touches_memory=True, is_nothing_on_cpu=True)(wait)
+
+
+@ptx("st.global.v4.b32 [$target], {$words};", touches_memory=True)
+def store_words(target: GlobalTarget, at: Index, words: In[uint32, 4], first: Index) -> None:
+    """Store four registers of two 16-bit elements, 16 bytes (aligned), to an array of 16-bit integers."""
+    for i in range(4):
+        target[at + 2 * i] = uint16(words[first + i] & uint32(0xFFFF))
+        target[at + 2 * i + 1] = uint16(words[first + i] >> uint32(16))
+
+
+@ptx("ld.global.v4.b32 {$words}, [$source];", touches_memory=True)
+def load_words(words: Out[uint32, 4], first: Index, source: GlobalSource, at: Index) -> None:
+    """Load them: the inverse of ``store_words``."""
+    for i in range(4):
+        words[first + i] = uint32(source[at + 2 * i]) | (uint32(source[at + 2 * i + 1]) << uint32(16))
+
+
+@ptx("st.global.v2.f32 [$target], {$x, $y};", touches_memory=True)
+def store_pair(target: GlobalTarget, at: Index, x: float32, y: float32) -> None:
+    """Store two float32, 8 bytes (aligned)."""
+    target[at] = x
+    target[at + 1] = y
+
+
+@ptx("ld.global.v2.f32 {$result}, [$source];", touches_memory=True)
+def load_pair(source: GlobalSource, at: Index) -> Several[float32, 2]:
+    """Load them."""
+    return source[at], source[at + 1]

@@ -204,9 +204,16 @@ def _check_sums(m: int, n: int, c: Array, column_sums: Array, workspace: Array |
     check_workspace("gemm", workspace, separate.workspace_size(m, n))
 
 
-def workspace_size(m: int, n: int, k: int, *, layout: str = "NN", column_sums: bool = False) -> int:
-    """Elements (float32) of workspace with which :func:`gemm` is at its best on this device; at least 1."""
+def workspace_size(
+    m: int, n: int, k: int, *, layout: str = "NN", column_sums: bool = False, variant: str | None = None
+) -> int:
+    """Elements (float32) of workspace with which a variant is at its best on this device; at least 1.
+
+    Without a name: those that are chosen by default.
+    """
     size = separate.workspace_size(m, n) if column_sums else 1
-    if wgmma.VARIANT.is_default_here():
+    if variant == wgmma.VARIANT.name or (variant is None and wgmma.VARIANT.is_default_here()):
         size = max(size, wgmma.most_workspace(m, n, k, layout, column_sums))
+    elif variant == mma_sync.VARIANT.name or (variant is None and mma_sync.VARIANT.is_default_here()):
+        size = max(size, mma_sync.most_workspace(m, n, k))
     return size

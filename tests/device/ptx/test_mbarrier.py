@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import cuda, int32, uint32, uint64
+from numba import cuda, int32, uint16, uint32, uint64
 
 from numstack.device import kernel
-from numstack.device.ptx import integers, mbarrier
+from numstack.device.ptx import integers, mbarrier, mma
 from tests.device.ptx.support import Bench
 from tests.support import poisoned
 
@@ -87,3 +87,28 @@ def test_a_phase_waits_for_bytes_too(hopper: Bench) -> None:
     y = hopper.array(poisoned(3, np.uint32))
     _bytes_expected[1, 1](y)
     np.testing.assert_array_equal(hopper.result(y), [0, 1, 0])
+
+
+@kernel
+def _copied(x_N, y_N):
+    """Each lane starts a copy of 16 bytes, and once all are there reads those of the lane opposite."""
+    rows = cuda.shared.array(256, uint16)
+    barriers = cuda.shared.array(1, uint64)
+    barrier = integers.shared_address(barriers)
+    t = cuda.threadIdx.x
+    if t == 0:
+        mbarrier.init(barrier, uint32(32))
+        mbarrier.fence_init()
+    cuda.syncthreads()
+    mma.cp_async_16(rows, 8 * t, x_N, 8 * t, 16)
+    mbarrier.arrive_when_copied(barrier)
+    mbarrier.wait(barrier, uint32(0))
+    for i in range(8):
+        y_N[8 * t + i] = rows[8 * (31 - t) + i]
+
+
+def test_a_phase_waits_for_copies(hopper: Bench) -> None:
+    x = np.arange(256, dtype=np.uint16)
+    y = hopper.array(poisoned(256, np.uint16))
+    _copied[1, 32](hopper.array(x), y)
+    np.testing.assert_array_equal(hopper.result(y).reshape(32, 8), x.reshape(32, 8)[::-1])

@@ -201,6 +201,33 @@ def test_cp_async_copies_and_fills_with_zeros(size, way):
     assert copying(size).accesses.reads == (0, 1)
 
 
+@kernel
+def _words_turned(x_N, y_N):
+    """Each lane moves 8 elements to the place of the lane opposite, and exchanges the halves of each word."""
+    words = cuda.local.array(5, uint32)
+    t = cuda.threadIdx.x
+    mma.load_words(words, 1, x_N, 8 * t)
+    for i in range(1, 5):
+        words[i] = (words[i] >> uint32(16)) | (words[i] << uint32(16))
+    mma.store_words(y_N, 8 * (31 - t), words, 1)
+
+
+@kernel
+def _pairs_turned(x_N, y_N):
+    t = cuda.threadIdx.x
+    first, second = mma.load_pair(x_N, 2 * t)
+    mma.store_pair(y_N, 2 * (31 - t), second, first)
+
+
+def test_words_and_pairs_go_to_memory_and_back(way):
+    x, y = np.arange(256, dtype=np.uint16), to_device(poisoned(256, np.uint16))
+    _words_turned[1, 32](to_device(x), y)
+    np.testing.assert_array_equal(to_host(y).reshape(32, 4, 2), x.reshape(32, 4, 2)[::-1, :, ::-1])
+    x, y = np.arange(64, dtype=np.float32), to_device(poisoned(64, np.float32))
+    _pairs_turned[1, 32](to_device(x), y)
+    np.testing.assert_array_equal(to_host(y), x[::-1])
+
+
 def test_checks_see_what_ldmatrix_reads():
     @kernel
     def races(y):
