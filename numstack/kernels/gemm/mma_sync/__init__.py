@@ -76,6 +76,8 @@ def launch(problem: Problem, stream: Stream | None, tiles: Tiles, parts: int = 1
 
 def _launch_as_chosen(problem: Problem, stream: Stream | None) -> None:
     m, n, k = problem.m, problem.n, problem.k
+    if not m * n:
+        return
     if current_device().kind == "cpu":
         launch(problem, stream, cut.ON_CPU)
     elif min(_width(problem.a), _width(problem.b)) < CHUNK:
