@@ -80,7 +80,7 @@ def _launch_as_chosen(problem: Problem, stream: Stream | None) -> None:
         return
     if current_device().kind == "cpu":
         launch(problem, stream, cut.ON_CPU)
-    elif min(_width(problem.a), _width(problem.b)) < CHUNK:
+    elif not _has_barriers() or min(_width(problem.a), _width(problem.b)) < CHUNK:
         launch(problem, stream, cut.IN_PIECES)
     else:
         room = 0 if problem.workspace is None or not _can_be_parted(problem) else problem.workspace.size
