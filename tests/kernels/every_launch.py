@@ -52,6 +52,7 @@ def main() -> None:
             print(f"{operation} {variant}: {error}")
             continue
         current_device().synchronize()
+        print(operation, variant, flush=True)  # what the sanitizer complains about stands before it
         n_launches += 1
     print(f"{n_launches} launches")
 
