@@ -17,20 +17,20 @@ def test_words(dtype: np.dtype) -> None:
     stored = np.dtype(np.uint16) if dtype == BFLOAT16 else dtype
     of: Words = words_of(from_dtype(stored))
     vector = WORDS * of.elements
-    n = 32 * vector
+    n, n_words = 32 * vector, 2 * WORDS
     load, load_shared, store, low, high, pack, add, shared_dtype = *of[1:], from_dtype(stored)
 
     @kernel(name="words")
     def copy(x_N, copied_N, y_N, sum_N):
         kept = cuda.shared.array(n, shared_dtype)
-        words = cuda.local.array(2 * WORDS, uint32)
+        words = cuda.local.array(n_words, uint32)
         i = cuda.threadIdx.x * vector
         for e in range(vector):
             kept[i + e] = x_N[i + e]
         load(x_N, i, words, 0)
         load_shared(kept, i, words, WORDS)
         store(copied_N, i, words, 0)
-        for w in range(WORDS, 2 * WORDS):
+        for w in range(WORDS, n_words):
             words[w] = pack(float32(0) - low(words[w]), float32(0) - high(words[w]))
         store(y_N, i, words, WORDS)
         for w in range(WORDS):
