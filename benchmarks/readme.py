@@ -246,7 +246,7 @@ def table(which: str) -> str:
         theirs = ""
         if figure.peer:
             value = cell(machine, figure.benchmark, figure.peer, figure.peer_column or figure.column)
-            theirs = f"{figure.peer_name}: {number(value)} {figure.unit}"
+            theirs = f"{figure.peer_name}: {number(value)} {figure.unit}".rstrip()
         command = f"`numstack bench {figure.benchmark}`"
         lines.append(f"| {figure.what} | {number(ours)} {figure.unit}".rstrip() + f" | {theirs} | {command} |")
     return "\n".join(lines)
