@@ -16,11 +16,11 @@ squares 0.99 of it together, 0.94 to 1.08 each but for a gradient of 1600 x 1600
 the pre-activation kept: 1.23 and 1.13 times as fast as cuBLAS followed by a compiled bias and GELU. Errors are cuBLAS's
 where c has 16 bits; gradients in float32 are up to 1.42 times as far from float64 as cuBLAS's, which adds more parts.
 
-What did not help: clusters of two that share b (within 1%, one shape apart); 256 x 192 tiles (2 to 4% slower); groups
-of 8 instead of 16 rows of tiles; a lag of one warpgroup behind the other (nothing in 64 comparisons); parts cut evenly and in any
-order (stream-K as published), which are far apart in k and share nothing in the L2 cache: half the rate without
-clusters. What the compiled code shows: behind ``elect``, and not behind ``thread == 0``, TMA instructions need no loop
-over lanes; an arrival at another block's barrier that releases fences the whole GPU, a relaxed one nothing.
+What did not help: clusters of two that share b (within 1%, one shape apart); groups of 8 instead of 16 rows of tiles; a
+lag of one warpgroup behind the other (nothing, in 64 comparisons); parts cut evenly and in any order (stream-K as
+published), which are far apart in k and share nothing in the L2 cache: half the rate without clusters. What the
+compiled code shows: behind ``elect``, and not behind ``thread == 0``, TMA instructions need no loop over lanes; an
+arrival at another block's barrier that releases fences the whole GPU, a relaxed one nothing.
 
 Sources: the design of CUTLASS's "warp-specialised persistent cooperative" kernels and of pranjalssh/fast.cu (2024);
 stream-K after Osama et al. 2023, with parts that are worked on at the same time at the same k.
