@@ -13,6 +13,7 @@ all its columns, for 16 steps of k. What the order sees to:
 - The last row of a stage is multiplied after the wait for the next stage, whose first loads it hides.
 """
 
+from functools import cache
 from typing import Any, NamedTuple
 
 from numba import cuda, uint32
@@ -60,10 +61,11 @@ class Steps(NamedTuple):
     finish: Any
 
 
+@cache
 def make_steps(
     tiles: Tiles, a_tile: Operand, b_tile: Operand, widths: tuple[int, int], is_float16: bool, has_barriers: bool
 ) -> Steps:
-    """The steps of a kernel."""
+    """The steps of a kernel; kernels that differ in their epilogues share them, which are most of what is compiled."""
     blocks_m, blocks_n, steps_k = tiles.warp_m // 16, tiles.warp_n // 8, tiles.k // 16
     pairs_n = blocks_n // 2  # of blocks of b, which one ldmatrix loads
     strip_pairs, strip_step = tiles.strip // 16, tiles.strip * tiles.warps_n
