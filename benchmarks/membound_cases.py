@@ -468,8 +468,7 @@ def of_embedding(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
         workspace = torch.empty(embedding.workspace_size(s.B, s.T, s.V), dtype=torch.int32, device=place)
         with_positions = which != "tokens"
         odpositions = ours(dpositions) if with_positions else None
-        arrays = (otokens, ours(dout), ours(dtable), odpositions, ours(workspace))
-        run = partial(embedding.backward, *arrays)
+        run = partial(embedding.backward, otokens, ours(dout), ours(dtable), odpositions, ours(workspace))
 
         def exact(tokens: Any, dout: Any, with_positions: bool) -> Any:
             gradient = torch.zeros(s.V, s.C, device=place).index_add_(0, tokens.flatten(), dout.flatten(0, 1).float())

@@ -63,7 +63,6 @@ class Needs(NamedTuple):
     k: int
     n_matrices: int
     is_batch: bool
-    a_is_KM: bool
     b_is_NK: bool
     itemsize: int  # of c
     has_bias: bool
@@ -105,7 +104,6 @@ def _needs(
         k=k,
         n_matrices=c_shape[0] if is_batch else 1,
         is_batch=is_batch,
-        a_is_KM=spec.a_is_KM,
         b_is_NK=spec.b_is_NK,
         itemsize=c_dtype.itemsize,
         has_bias=spec.has_bias,
@@ -121,8 +119,8 @@ def _needs(
 
 def plain(m: int, n: int, k: int, layout: str, itemsize: int) -> Needs:
     """Those of a mere product."""
-    a_is_KM, b_is_NK = layout[0] == "T", layout[1] == "T"
-    return Needs(m, n, k, 1, False, a_is_KM, b_is_NK, itemsize, False, False, False, False, False, False, True)
+    b_is_NK = layout[1] == "T"
+    return Needs(m, n, k, 1, False, b_is_NK, itemsize, False, False, False, False, False, False, can_spread=True)
 
 
 @lru_cache(maxsize=4096)
@@ -174,7 +172,7 @@ def candidates(problem: Problem) -> Iterator[Config]:
 
 @lru_cache(maxsize=4096)
 def choose(needs: Needs, may_spread: bool = True) -> Config:
-    """What should be fastest, by the work and the longest path that each tile leads to."""
+    """What should be fastest, by the longest path that each tile leads to."""
     best, least = Config(), float("inf")
     for tile_m, tile_n in TILES:
         fitting = fitted(tile_m, tile_n, needs)
