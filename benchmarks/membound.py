@@ -8,7 +8,8 @@ GB/s are of the least bytes that the operation can move: each array read or writ
 rate at which PyTorch copies 1 GiB on the device, "of equal copy" of that at which it copies as many bytes as the
 operation moves: small operations do not reach the first. Each operation is checked against PyTorch's result, its
 outputs filled with NaN before; "error" is the norm of the difference over the norm. Times are medians by events, behind
-work that keeps the GPU busy until all is queued; arrays are larger than the L2 cache, or it is emptied first.
+work that keeps the GPU busy until all is queued. Ours, PyTorch's ways and the equal copy run in turns, so that a clock
+that drifts does so for all of them; each finds the L2 cache as one more run of its own left it, or empty if small.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import importlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks import harness
 from benchmarks.membound_cases import FAMILIES, FULL, LADDERS, SMALL, Case
@@ -28,14 +29,17 @@ from numstack.device import current_device
 from numstack.errors import ConfigError
 
 RUNS = 25
-SLOW_S = 0.02  # what takes longer runs three times
+SLOW_S, SLOW_RUNS = 0.02, 3  # what takes longer runs less often
 COPY_BYTES = 1 << 30
 L2_BYTES = 1 << 28  # what is read to empty the cache; several times its size
 SMALL_CASE = 1 << 29  # bytes moved, below which the cache is emptied before
 WAIT_CYCLES = 600_000  # what the GPU is kept busy with while a run is queued: some 0.3 ms
 COLUMNS = ("operation", "shape", "MB", "GB/s", "of copy", "of equal copy", "PyTorch GB/s", "which", "ratio", "error")
 LADDER_COLUMNS = ("operation", "shape", "variant", "GB/s", "of copy")
+OURS, EQUAL_COPY = "ours", "equal copy"  # beside the names of PyTorch's ways
 TOO_SLOW = {"scan"}  # minutes at full size: every row of the table looks through all tokens
+
+Runs = Mapping[str, Callable[[], Any]]
 
 
 def main() -> None:
@@ -70,73 +74,81 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class GpuClock:
-    """Median seconds by events."""
+    """Median seconds by events, of runs in turns."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._other = torch.zeros(L2_BYTES // 4, device="cuda")
 
-    def seconds(self, run: Callable[[], Any], nbytes: int) -> float:
+    def medians(self, runs: Runs, nbytes: int) -> dict[str, float]:
+        n_turns = {name: self._turns(run) for name, run in runs.items()}
+        events: dict[str, list[Any]] = {name: [] for name in runs}
+        for turn in range(RUNS):
+            for name, run in runs.items():
+                if turn < n_turns[name]:
+                    events[name].append(self._timed(run, nbytes))
+        self._torch.cuda.synchronize()
+        return {
+            name: 1e-3 * statistics.median(start.elapsed_time(end) for start, end in pairs)
+            for name, pairs in events.items()
+        }
+
+    def _turns(self, run: Callable[[], Any]) -> int:
+        """How often to measure it; the first of two runs may compile."""
         cuda = self._torch.cuda
         run()
         cuda.synchronize()
         started = time.perf_counter()
         run()
         cuda.synchronize()
-        runs = RUNS if time.perf_counter() - started < SLOW_S else 3
-        pairs = [[cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(runs)]
-        for start, end in pairs:
-            if nbytes < SMALL_CASE:
-                self._other.sum()  # read, not written: written lines would have to leave the cache while we measure
-            cuda._sleep(WAIT_CYCLES)
-            start.record()
+        return RUNS if time.perf_counter() - started < SLOW_S else SLOW_RUNS
+
+    def _timed(self, run: Callable[[], Any], nbytes: int) -> tuple[Any, Any]:
+        """Events around a run."""
+        cuda = self._torch.cuda
+        start, end = (cuda.Event(enable_timing=True) for _ in range(2))
+        # Lines that someone else wrote would have to leave the cache while we measure.
+        if nbytes < SMALL_CASE:
+            self._other.sum()
+        else:
             run()
-            end.record()
-        cuda.synchronize()
-        times = [float(start.elapsed_time(end)) for start, end in pairs]
-        return 1e-3 * statistics.median(times)
+        cuda._sleep(WAIT_CYCLES)
+        start.record()
+        run()
+        end.record()
+        return start, end
 
 
 class HostClock:
     """Median seconds on a CPU."""
 
-    def seconds(self, run: Callable[[], Any], nbytes: int) -> float:
-        return harness.median_s(run, least_s=0.01)
+    def medians(self, runs: Runs, nbytes: int) -> dict[str, float]:
+        return {name: harness.median_s(run, least_s=0.01) for name, run in runs.items()}
 
 
 class NoClock:
     """Runs and takes no time."""
 
-    def seconds(self, run: Callable[[], Any], nbytes: int) -> float:
-        run()
-        return math.nan
+    def medians(self, runs: Runs, nbytes: int) -> dict[str, float]:
+        for run in runs.values():
+            run()
+        return dict.fromkeys(runs, math.nan)
 
 
 class Copies:
-    """Rates of copies within the device, in GB/s read and written."""
+    """Copies within the device, and the rate of the largest in GB/s read and written."""
 
     def __init__(self, torch: Any, clock: Any, place: str, whole_bytes: int) -> None:
         self._source = torch.zeros(whole_bytes, dtype=torch.uint8, device=place)
         self._target = torch.empty_like(self._source)
-        self._clock = clock
-        self._rates: dict[int, float] = {}
         self.whole_bytes = whole_bytes
-        self.whole = self.moving(2 * whole_bytes)
+        run, nbytes = self.moving(2 * whole_bytes)
+        self.whole = 1e-9 * nbytes / clock.medians({"copy": run}, nbytes)["copy"]
 
-    def moving(self, nbytes: int) -> float:
-        """The rate of a copy that reads and writes ``nbytes`` in all."""
+    def moving(self, nbytes: int) -> tuple[Callable[[], Any], int]:
+        """A copy that reads and writes ``nbytes`` in all, or the largest, and what it does move."""
         half = min(nbytes // 2, self.whole_bytes)
-        if half not in self._rates:
-            run = partial(self._target[:half].copy_, self._source[:half])
-            self._rates[half] = 2e-9 * half / self._clock.seconds(run, 2 * half)
-        return self._rates[half]
-
-
-class Peer(NamedTuple):
-    """A way in which PyTorch does it."""
-
-    name: str
-    run: Callable[[], Any]
+        return partial(self._target[:half].copy_, self._source[:half]), 2 * half
 
 
 def measure(torch: Any, case: Case, clock: Any, copies: Copies, *, compiles: bool) -> list[Any]:
@@ -149,12 +161,13 @@ def measure(torch: Any, case: Case, clock: Any, copies: Copies, *, compiles: boo
     if not error <= case.tolerance:
         raise AssertionError(f"{case.name}: differs from PyTorch by {error:.3g}, more than {case.tolerance:g}")
     del expected
-    rate = 1e-9 * case.nbytes / clock.seconds(case.run, case.nbytes)
-    peers = {
-        peer.name: 1e-9 * case.nbytes / clock.seconds(peer.run, case.nbytes) for peer in peers_of(torch, case, compiles)
-    }
+    equal_copy, copied_bytes = copies.moving(case.nbytes)
+    runs = {OURS: case.run, **peers_of(torch, case, compiles), EQUAL_COPY: equal_copy}
+    seconds = clock.medians(runs, case.nbytes)
+    equal = 1e-9 * copied_bytes / seconds.pop(EQUAL_COPY)
+    peers = {name: 1e-9 * case.nbytes / s for name, s in seconds.items()}
+    rate = peers.pop(OURS)
     best = max(peers, key=lambda name: peers[name] if peers[name] == peers[name] else 0)
-    equal = copies.moving(case.nbytes)
     shares = (rate / copies.whole, rate / equal)
     figures = (peers[best], best, rate / peers[best], error)
     return [case.name, case.shape, case.nbytes / 1e6, rate, *shares, *figures]
@@ -162,26 +175,36 @@ def measure(torch: Any, case: Case, clock: Any, copies: Copies, *, compiles: boo
 
 def measure_ladder(case: Case, clock: Any, copies: Copies) -> list[list[Any]]:
     """A row for each variant that supports the operation's sizes."""
-    rows: list[list[Any]] = []
     ladder = LADDERS.get(case.run.func)
+    runs: dict[str, Callable[[], Any]] = {}
     for name in [] if ladder is None else ladder.runnable():
-        if name in TOO_SLOW:
-            continue
         run = partial(case.run, variant=name)
-        try:
-            rate = 1e-9 * case.nbytes / clock.seconds(run, case.nbytes)
-        except ConfigError:  # not at this size
-            continue
-        rows.append([case.name, case.shape, name, rate, rate / copies.whole])
-    return rows
+        if name not in TOO_SLOW and fits(run):
+            runs[name] = run
+    rates = {name: 1e-9 * case.nbytes / s for name, s in clock.medians(runs, case.nbytes).items()}
+    return [[case.name, case.shape, name, rate, rate / copies.whole] for name, rate in rates.items()]
 
 
-def peers_of(torch: Any, case: Case, compiles: bool) -> Iterator[Peer]:
+def fits(run: Callable[[], Any]) -> bool:
+    """Whether the variant supports the operation's sizes."""
+    try:
+        run()
+    except ConfigError:
+        return False
+    return True
+
+
+def peers_of(torch: Any, case: Case, compiles: bool) -> dict[str, Callable[[], Any]]:
+    """PyTorch's ways."""
+    compiles = compiles and case.compiles
+    if compiles:
+        torch.compiler.reset()  # what was compiled before does not count against these
+    peers: dict[str, Callable[[], Any]] = {}
     for name, function, inputs in case.peers:
-        yield Peer(name, partial(function, *inputs))
-        if compiles and case.compiles:
-            torch.compiler.reset()  # what was compiled before does not count against this
-            yield Peer(f"{name}, compiled", torch.compile(lambda f=function, a=inputs: f(*a), dynamic=False))
+        peers[name] = partial(function, *inputs)
+        if compiles:
+            peers[f"{name}, compiled"] = torch.compile(lambda f=function, a=inputs: f(*a), dynamic=False)
+    return peers
 
 
 def tensors_of(result: Any) -> Sequence[Any]:
