@@ -33,6 +33,7 @@ from numstack.kernels import (
 B, T, H, D, V = 4, 1024, 12, 64, 50304
 C = H * D
 R = B * T
+N = 1 << 20  # parameters that an optimiser updates
 
 # ``array(shape, dtype)`` makes an array to launch on: with memory on a real device, without on an offline one.
 MakeArray = Callable[..., Any]
@@ -174,11 +175,10 @@ def _embedding(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
 
 
 def _optimiser(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
-    n = 1 << 20
-    param, grad, m, v = (array((n,), np.float32) for _ in range(4))
-    decay, scale = array((n // adamw.SEGMENT,), np.float32), array((1,), np.float32)
+    param, grad, m, v = (array((N,), np.float32) for _ in range(4))
+    decay, scale = array((N // adamw.SEGMENT,), np.float32), array((1,), np.float32)
     options = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "grad_scale_1": scale}
-    stored = param if dtype == np.float32 else array((n,), dtype)
+    stored = param if dtype == np.float32 else array((N,), dtype)
     master = None if dtype == np.float32 else param
     for step in (1, array((1,), np.int32)):  # counted on the host, or by loss scaling on the device
         run = partial(adamw.step, stored, grad, m, v, decay, master=master, step=step, **options)
