@@ -67,55 +67,52 @@ class Operand(NamedTuple):
         return self.rows * self.columns
 
 
-def make_passes(operand: Operand, width: int, threads: int) -> list[Any]:
-    """Device functions that together copy a tile, ``width`` elements a thread and pass.
+def make_copy(operand: Operand, width: int, threads: int) -> tuple[Any, int]:
+    """A device function that copies a part of a tile, ``width`` elements a thread, and into how many it is cut.
 
-    ``copy(tile, start, source, at, state, cursor, stride, edge, depth)``: to ``tile[start]`` and on. ``at`` is the
-    element of the source where the tile begins, whose rows are ``stride`` apart; ``edge`` rows or columns of c are left
-    from there, and ``depth`` of k. ``state[cursor]`` goes along from pass to pass, which must be called in order.
+    ``copy(tile, start, source, at, state, cursor, stride, edge, depth, number)``: to ``tile[start]`` and on. ``at`` is
+    the element of the source where the tile begins, whose rows are ``stride`` apart; ``edge`` rows or columns of c are
+    left from there, and ``depth`` of k. ``state[cursor]`` goes along from part to part, which must be copied in order;
+    their numbers become constants.
     """
     rows, columns, panels, k_is_down = operand
     chunks = columns // width
     step = threads // chunks
-    assert step * chunks == threads and rows % step == 0, "a block must copy a panel in whole passes"
-    # Then what a thread copies lies in the same turned column in all passes, and its addresses differ by constants.
+    assert step * chunks == threads and rows % step == 0, "a block must copy a panel in whole parts"
+    # Then what a thread copies lies in the same turned column in all parts, and its addresses differ by constants.
     is_regular = step % 8 == 0
     swizzle = make_swizzle(columns)
     copy_by: Any = {8: mma.cp_async_16, 4: mma.cp_async_8, 2: mma.cp_async_4}.get(width)
-    nbytes = 2 * width
+    nbytes, panel_size = 2 * width, operand.panel
 
     @cuda.jit(device=True)
     def place_of(row, column):
         return row * columns + (((column >> 3) ^ swizzle(row)) << 3) + (column & 7)
 
-    def make_pass(down: int, panel: int) -> Any:
-        aside, beyond = panel * columns, panel * operand.panel
-        is_first, is_next_row = down == 0 and panel == 0, panel == 0
+    @cuda.jit(device=True)
+    def copy(tile, start, source, at, state, cursor, stride, edge, depth, number):
+        down, panel = number // panels * step, number % panels
+        aside, beyond = panel * columns, panel * panel_size
+        # Computed anew each time: registers are scarce.
+        thread = integers.opaque(int32(cuda.threadIdx.x))
+        row = int32(thread // chunks)
+        column = int32(thread % chunks * width)
+        if k_is_down:
+            is_inside = row < int32(depth - down) and column < int32(edge - aside)
+        else:
+            is_inside = row < int32(edge - down) and column < depth
+        if is_regular:
+            place = start + place_of(row, column) + (beyond + down * columns)
+        else:
+            place = start + place_of(row + down, column) + beyond
+        if number == 0:
+            state[cursor] = integers.add(integers.multiply(row, stride), column)
+        elif panel == 0:
+            state[cursor] += integers.multiply(stride, int32(step))
+        first = at + state[cursor] + aside
+        if width == 1:
+            tile[place] = source[first] if is_inside else uint16(0)
+        else:
+            copy_by(tile, place, source, first, nbytes if is_inside else 0)
 
-        @cuda.jit(device=True)
-        def copy(tile, start, source, at, state, cursor, stride, edge, depth):
-            # Computed anew each time: registers are scarce.
-            thread = integers.opaque(int32(cuda.threadIdx.x))
-            row = int32(thread // chunks)
-            column = int32(thread % chunks * width)
-            if k_is_down:
-                is_inside = row < int32(depth - down) and column < int32(edge - aside)
-            else:
-                is_inside = row < int32(edge - down) and column < depth
-            if is_regular:
-                place = start + place_of(row, column) + (beyond + down * columns)
-            else:
-                place = start + place_of(row + down, column) + beyond
-            if is_first:
-                state[cursor] = integers.add(integers.multiply(row, stride), column)
-            elif is_next_row:
-                state[cursor] += integers.multiply(stride, int32(step))
-            first = at + state[cursor] + aside
-            if width == 1:
-                tile[place] = source[first] if is_inside else uint16(0)
-            else:
-                copy_by(tile, place, source, first, nbytes if is_inside else 0)
-
-        return copy
-
-    return [make_pass(down, panel) for down in range(0, rows, step) for panel in range(panels)]
+    return copy, rows // step * panels

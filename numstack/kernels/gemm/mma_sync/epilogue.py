@@ -6,7 +6,7 @@ neighbours, and can store, or load what the epilogue takes, as fast as memory al
 pairs fill a sector of 32 bytes.
 """
 
-from functools import reduce
+from functools import cache
 from typing import Any
 
 from numba import cuda, float32, int32, int64, uint16, uint32
@@ -120,6 +120,7 @@ def _make_access(kind: str, is_wide: bool, is_square: bool) -> tuple[Any, Any]:
 def make_store(spec: Spec, kinds: tuple[str, str, str], is_wide: bool, tiles: Tiles) -> Any:
     """A device function: what a warp has accumulated, from row i0 and column j0 on, to c, from element ``begin`` on.
 
+    Its last parameter, ``number``, is zero, as an int64.
     ``kinds`` are those of c, the residual and the pre-activation.
     """
     has_bias, has_gelu, has_residual = spec.has_bias, spec.has_gelu, spec.has_residual
@@ -131,70 +132,78 @@ def make_store(spec: Spec, kinds: tuple[str, str, str], is_wide: bool, tiles: Ti
     _, get_residual = _make_access(kinds[1], is_wide, is_square)
     put_preactivation, get_preactivation = _make_access(kinds[2], is_wide, is_square)
 
-    def make_rows(p: int, i: int, h: int) -> Any:
-        """Of strip p, rows h * 8 to h * 8 + 8 of the i-th 16; all 16 if is_square."""
-        firsts = [
-            (i * blocks_n + p * strip_blocks + (x & 1 if is_square else x)) * 4 + 2 * (x >> 1 if is_square else h)
-            for x in range(GROUP)
-        ]
-        first_0, first_1, first_2, first_3 = firsts
+    strips, halves = tiles.warp_n // tiles.strip, 1 if is_square else 2
+    rows = tiles.warp_m // 16 * halves  # of a strip: eights, or sixteens if is_square
 
-        @cuda.jit(device=True)
-        def store_rows(total, bias_8, lane, alpha, i0, j0, begin, m, n, c, bias, residual, preactivation):
-            values = cuda.local.array(8, float32)
-            more = cuda.local.array(8, float32)
-            words = cuda.local.array(4, uint32)
-            lane = integers.opaque(int32(lane))  # addresses are computed anew: registers are scarce
-            row = i0 + (i * 16 + h * 8) + (lane >> 2)
-            column = j0 + p * strip_step
+    @cuda.jit(device=True)
+    def first_of(i, h, block):
+        """Of a block's pair in rows h * 8 to h * 8 + 8 of the i-th 16."""
+        return (i * blocks_n + block) * 4 + 2 * h
+
+    @cuda.jit(device=True)
+    def load_bias(bias_8, lane, j0, n, bias):
+        for number in range(GROUP):
+            block = number & 1 if is_square else number
             for y in range(2):
-                values[y] = total[first_0 + y] * alpha
-                values[2 + y] = total[first_1 + y] * alpha
-                values[4 + y] = total[first_2 + y] * alpha
-                values[6 + y] = total[first_3 + y] * alpha
-            if has_bias:
-                for x in range(8):
-                    values[x] += bias_8[x]
-            if keeps_preactivation:
-                put_preactivation(values, words, preactivation, int64(0), row, column, lane, m, n)
-            if has_gelu:
-                for x in range(8):
-                    values[x] = gelu_tanh(values[x])
-            if has_gelu_backward:
-                get_preactivation(more, words, preactivation, row, column, lane, m, n)
-                for x in range(8):
-                    values[x] *= gelu_slope(more[x])
-            if has_residual:
-                get_residual(more, words, residual, row, column, lane, m, n)
-                for x in range(8):
-                    values[x] += more[x]
-            put(values, words, c, begin, row, column, lane, m, n)
+                column = j0 + block * 8 + 2 * (lane & 3) + y
+                bias_8[2 * number + y] = widen(bias[column]) if column < n else float32(0)
 
-        return store_rows
+    @cuda.jit(device=True)
+    def store_rows(total, bias_8, lane, alpha, i0, j0, begin, m, n, c, bias, residual, preactivation, number):
+        p, i, h = number // rows, number % rows // halves, number % halves
+        block = p * strip_blocks
+        column = j0 + p * strip_step
+        if has_bias and number % rows == 0:
+            load_bias(bias_8, lane, column, n, bias)
+        values = cuda.local.array(8, float32)
+        more = cuda.local.array(8, float32)
+        words = cuda.local.array(4, uint32)
+        lane = integers.opaque(int32(lane))  # addresses are computed anew: registers are scarce
+        row = i0 + (i * 16 + h * 8) + (lane >> 2)
+        for y in range(2):
+            if is_square:
+                values[y] = total[first_of(i, 0, block) + y] * alpha
+                values[2 + y] = total[first_of(i, 0, block + 1) + y] * alpha
+                values[4 + y] = total[first_of(i, 1, block) + y] * alpha
+                values[6 + y] = total[first_of(i, 1, block + 1) + y] * alpha
+            else:
+                values[y] = total[first_of(i, h, block) + y] * alpha
+                values[2 + y] = total[first_of(i, h, block + 1) + y] * alpha
+                values[4 + y] = total[first_of(i, h, block + 2) + y] * alpha
+                values[6 + y] = total[first_of(i, h, block + 3) + y] * alpha
+        if has_bias:
+            for x in range(8):
+                values[x] += bias_8[x]
+        if keeps_preactivation:
+            put_preactivation(values, words, preactivation, int64(0), row, column, lane, m, n)
+        if has_gelu:
+            for x in range(8):
+                values[x] = gelu_tanh(values[x])
+        if has_gelu_backward:
+            get_preactivation(more, words, preactivation, row, column, lane, m, n)
+            for x in range(8):
+                values[x] *= gelu_slope(more[x])
+        if has_residual:
+            get_residual(more, words, residual, row, column, lane, m, n)
+            for x in range(8):
+                values[x] += more[x]
+        put(values, words, c, begin, row, column, lane, m, n)
 
-    def make_bias(p: int) -> Any:
+    @cache
+    def repeated(count: int) -> Any:
+        """A device function that stores so many, from ``number`` on; in halves, since no compiler is to unroll a loop:
+        registers are numbered by constants.
+        """
+        if count == 1:
+            return store_rows
+        half = count // 2
+        before, after = repeated(half), repeated(count - half)
+
         @cuda.jit(device=True)
-        def load_bias(total, bias_8, lane, alpha, i0, j0, begin, m, n, c, bias, residual, preactivation):
-            if has_bias:
-                for number in range(GROUP):
-                    block = number & 1 if is_square else number
-                    for y in range(2):
-                        column = j0 + p * strip_step + block * 8 + 2 * (lane & 3) + y
-                        bias_8[2 * number + y] = widen(bias[column]) if column < n else float32(0)
-
-        return load_bias
-
-    def in_turn(first: Any, second: Any) -> Any:
-        @cuda.jit(device=True)
-        def both(total, bias_8, lane, alpha, i0, j0, begin, m, n, c, bias, residual, preactivation):
-            first(total, bias_8, lane, alpha, i0, j0, begin, m, n, c, bias, residual, preactivation)
-            second(total, bias_8, lane, alpha, i0, j0, begin, m, n, c, bias, residual, preactivation)
+        def both(total, bias_8, lane, alpha, i0, j0, begin, m, n, c, bias, residual, preactivation, number):
+            before(total, bias_8, lane, alpha, i0, j0, begin, m, n, c, bias, residual, preactivation, number)
+            after(total, bias_8, lane, alpha, i0, j0, begin, m, n, c, bias, residual, preactivation, number + half)
 
         return both
 
-    # A loop would do, if compilers could be relied on to unroll it: registers are numbered by constants.
-    parts = []
-    for p in range(tiles.warp_n // tiles.strip):
-        parts.append(make_bias(p))
-        parts += [make_rows(p, i, h) for i in range(tiles.warp_m // 16) for h in range(1 if is_square else 2)]
-    return reduce(in_turn, parts)
+    return repeated(strips * rows)

@@ -194,6 +194,8 @@ def make_kernel(form: Form) -> Kernel:
         at = cuda.local.array(N_AT, int64)
         state = cuda.local.array(N_STATE, int32)
 
+        zero = int64(0)
+
         # Where, in a stage, the row begins that this lane names to ldmatrix: of the first block of its warp's part.
         lane = cuda.threadIdx.x & 31
         warp_i = (cuda.threadIdx.x >> 5) // warps_n * warp_m
@@ -224,7 +226,7 @@ def make_kernel(form: Form) -> Kernel:
         n_tiles = integers.multiply(tiles_m, tiles_n)
         begin_tile(at, state, int32(cuda.blockIdx.x), m, n, k, tiles_m, tiles_n, parts, part_steps)
         for _ in range(stages - 1):
-            copy_stage(total, a_fragments, b_fragments, ring_U, a, b, at, state)
+            copy_stage(total, a_fragments, b_fragments, ring_U, a, b, at, state, zero, zero)
             next_copies(at, state, barriers, m, n, k, tiles_m, tiles_n, parts, part_steps)
         state[WRITE_PARITY] = int32(1)  # the last stage is empty from the start
         reading, parity = int32(0), int32(0)
@@ -237,20 +239,20 @@ def make_kernel(form: Form) -> Kernel:
             for step in range(steps):
                 enter(state, reading, parity, a_lane, b_lane)
                 if step > 0:
-                    begin(total, a_fragments, b_fragments, ring_U, a, b, at, state)
+                    begin(total, a_fragments, b_fragments, ring_U, a, b, at, state, zero, zero)
                 else:
-                    load_first(total, a_fragments, b_fragments, ring_U, a, b, at, state)
-                rest(total, a_fragments, b_fragments, ring_U, a, b, at, state)
+                    load_first(total, a_fragments, b_fragments, ring_U, a, b, at, state, zero, zero)
+                rest(total, a_fragments, b_fragments, ring_U, a, b, at, state, zero, zero)
                 next_copies(at, state, barriers, m, n, k, tiles_m, tiles_n, parts, part_steps)
                 reading, parity = leave(state, reading, parity, barriers)
             if steps > 0:
-                finish(total, a_fragments, b_fragments, ring_U, a, b, at, state)
+                finish(total, a_fragments, b_fragments, ring_U, a, b, at, state, zero, zero)
             row, column, _ = tile_position(integers.subtract(tile, integers.multiply(part, n_tiles)), tiles_m, tiles_n)
             thread = integers.opaque(int32(cuda.threadIdx.x))  # all that depends on it is computed anew
             i0 = int32(row * tile_m + (thread >> 5) // warps_n * warp_m)
             j0 = int32(column * tile_n + (thread >> 5) % warps_n * strip)
             begin_c = int64(part) * m * n
-            store(total, bias_8, thread & 31, alpha, i0, j0, begin_c, m, n, c, bias, residual, preactivation)
+            store(total, bias_8, thread & 31, alpha, i0, j0, begin_c, m, n, c, bias, residual, preactivation, zero)
         wait_for_all()
 
     return mma_sync

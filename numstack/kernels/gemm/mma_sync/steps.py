@@ -1,8 +1,9 @@
 """What a warp does in a step of k, one stage deep: in which order it multiplies, loads fragments and starts copies.
 
-It is a list of device functions with the same parameters, called one after the other: a loop over registers would have
-to be unrolled, and compilers cannot be relied on to do it. A *row* is the products of 16 rows of the warp's part with
-all its columns, for 16 steps of k. What the order sees to:
+Registers are numbered by constants, so that a loop over them would have to be unrolled, and compilers cannot be relied
+on to do it. So device functions call each other (:func:`repeated`, :func:`in_turn`): few of them, since numba takes a
+few hundredths of a second for each. A *row* is the products of 16 rows of the warp's part with all its columns, for 16
+steps of k. What the order sees to:
 
 - A row's fragment of a is loaded while the row before is multiplied, into the registers of the row before that; those
   of b in the last row that uses them, each after its last product. Since registers must become free first, no compiler
@@ -16,10 +17,10 @@ all its columns, for 16 steps of k. What the order sees to:
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, uint32
+from numba import cuda, int64, uint32
 
 from numstack.device.ptx import mbarrier, mma
-from numstack.kernels.gemm.mma_sync.copies import PANEL, Operand, make_passes
+from numstack.kernels.gemm.mma_sync.copies import PANEL, Operand, make_copy
 from numstack.kernels.gemm.mma_sync.cut import Tiles
 
 # What all these functions share: a cuda.local.array(N_STATE, int32), the same in all threads but for the first two.
@@ -30,7 +31,7 @@ from numstack.kernels.gemm.mma_sync.cut import Tiles
     READ_BARRIER,  # the barriers of the stage that fragments are loaded from
     A_EDGE, B_EDGE, DEPTH,  # what is left of m, n and k from the tile's corner on, and from the next stage on
     A_STRIDE, B_STRIDE,  # elements from row to row of the operands
-    A_CURSOR, B_CURSOR,  # see copies.make_passes
+    A_CURSOR, B_CURSOR,  # see copies.make_copy
     STEPS, TILE,  # stages left to copy of a tile
     N_STATE,
 ) = range(16)  # fmt: skip
@@ -38,7 +39,7 @@ A_AT, B_AT, N_AT = range(3)  # elements of the operands where the tile begins
 
 
 class Steps(NamedTuple):
-    """Device functions of (total, a_fragments, b_fragments, ring_U, a, b, at, state).
+    """Device functions of (total, a_fragments, b_fragments, ring_U, a, b, at, state, x, y).
 
     Attributes
     ----------
@@ -47,7 +48,7 @@ class Steps(NamedTuple):
     load_first
         Load the first fragments of a tile.
     begin
-        Multiply the last row of the stage before, and load the first fragments of this one.
+        With x = y = 0: multiply the last row of the stage before, and load the first fragments of this one.
     rest
         All other rows of a stage, and the copies of another.
     finish
@@ -76,111 +77,159 @@ def make_steps(
     load_b_block = mma.ldmatrix_x4 if b_is_NK else mma.ldmatrix_x4_trans
     multiply = mma.mma_m16n8k16_f16 if is_float16 else mma.mma_m16n8k16_bf16
     assert blocks_m % 2 == 0, "fragments of a take turns in two places"
+    last = blocks_m - 1
+    copy_of_a, a_passes = make_copy(a_tile, widths[0], tiles.threads)
+    copy_of_b, b_passes = make_copy(b_tile, widths[1], tiles.threads)
 
     # Where a lane loads from: along a row of chunks bits of the chunk are flipped, down a panel a constant is added.
 
-    def load_a(s: int, i: int) -> Any:
+    @cuda.jit(device=True)
+    def load_a(a_fragments, ring_U, state, s, i):
         """Of the s-th 16 steps of k of a stage, the i-th 16 rows of a."""
-        flip, beyond = (i * 16, s * 16 * a_columns) if a_is_KM else (s * 16, i * 16 * a_columns)
-        first = i % 2 * 4
+        if a_is_KM:
+            element = (state[A_FROM] ^ (i * 16)) + s * (16 * a_columns)
+        else:
+            element = (state[A_FROM] ^ (s * 16)) + i * (16 * a_columns)
+        load_a_block(a_fragments, i % 2 * 4, ring_U, element)
 
-        @cuda.jit(device=True)
-        def load(total, a_fragments, b_fragments, ring_U, a, b, at, state):
-            load_a_block(a_fragments, first, ring_U, (state[A_FROM] ^ flip) + beyond)
-
-        return load
-
-    def load_b(s: int, j: int) -> Any:
+    @cuda.jit(device=True)
+    def load_b(b_fragments, ring_U, state, s, j):
         """Of the s-th 16 steps of k of a stage, the j-th 16 of the warp's columns of b."""
         strip, aside = j // strip_pairs, j % strip_pairs * 16
         if b_is_NK:
-            flip, beyond = s * 16, (strip * strip_step + aside) * b_columns
+            element = (state[B_FROM] ^ (s * 16)) + (strip * strip_step + aside) * b_columns
         else:
-            flip, beyond = aside, strip * (strip_step // PANEL) * b_panel + s * 16 * b_columns
-        first = j * 4
-
-        @cuda.jit(device=True)
-        def load(total, a_fragments, b_fragments, ring_U, a, b, at, state):
-            load_b_block(b_fragments, first, ring_U, (state[B_FROM] ^ flip) + beyond)
-
-        return load
-
-    def product(i: int, j: int) -> Any:
-        a_first, b_first, c_first = i % 2 * 4, j * 4, (i * blocks_n + 2 * j) * 4
-
-        @cuda.jit(device=True)
-        def multiply_pair(total, a_fragments, b_fragments, ring_U, a, b, at, state):
-            multiply(total, c_first, a_fragments, a_first, b_fragments, b_first)
-            multiply(total, c_first + 4, a_fragments, a_first, b_fragments, b_first + 2)
-
-        return multiply_pair
-
-    def copy_a(copy: Any) -> Any:
-        @cuda.jit(device=True)
-        def copy_pass(total, a_fragments, b_fragments, ring_U, a, b, at, state):
-            copy(ring_U, state[WRITING], a, at[A_AT], state, A_CURSOR, state[A_STRIDE], state[A_EDGE], state[DEPTH])
-
-        return copy_pass
-
-    def copy_b(copy: Any) -> Any:
-        @cuda.jit(device=True)
-        def copy_pass(total, a_fragments, b_fragments, ring_U, a, b, at, state):
-            start = state[WRITING] + a_size
-            copy(ring_U, start, b, at[B_AT], state, B_CURSOR, state[B_STRIDE], state[B_EDGE], state[DEPTH])
-
-        return copy_pass
+            element = (state[B_FROM] ^ aside) + strip * (strip_step // PANEL * b_panel) + s * (16 * b_columns)
+        load_b_block(b_fragments, j * 4, ring_U, element)
 
     @cuda.jit(device=True)
-    def wait_until_empty(total, a_fragments, b_fragments, ring_U, a, b, at, state):
+    def multiply_pair(total, a_fragments, b_fragments, i, j):
+        multiply(total, (i * blocks_n + 2 * j) * 4, a_fragments, i % 2 * 4, b_fragments, j * 4)
+        multiply(total, (i * blocks_n + 2 * j + 1) * 4, a_fragments, i % 2 * 4, b_fragments, j * 4 + 2)
+
+    # From here on all have the same parameters, so that one can call any other; what x and y are is theirs.
+
+    @cuda.jit(device=True)
+    def multiply_in_row(total, a_fragments, b_fragments, ring_U, a, b, at, state, x, y):
+        multiply_pair(total, a_fragments, b_fragments, x, y)
+
+    @cuda.jit(device=True)
+    def multiply_and_replace(total, a_fragments, b_fragments, ring_U, a, b, at, state, x, y):
+        multiply_pair(total, a_fragments, b_fragments, int64(last), y)
+        load_b(b_fragments, ring_U, state, x, y)
+
+    @cuda.jit(device=True)
+    def first_b(total, a_fragments, b_fragments, ring_U, a, b, at, state, x, y):
+        load_b(b_fragments, ring_U, state, x, y)
+
+    multiply_row, multiply_and_replace_row = repeated(multiply_in_row, pairs_n), repeated(multiply_and_replace, pairs_n)
+    every_first_b = repeated(first_b, pairs_n)
+
+    @cuda.jit(device=True)
+    def load_first(total, a_fragments, b_fragments, ring_U, a, b, at, state, x, y):
+        load_a(a_fragments, ring_U, state, int64(0), int64(0))
+        every_first_b(total, a_fragments, b_fragments, ring_U, a, b, at, state, int64(0), int64(0))
+
+    @cuda.jit(device=True)
+    def begin(total, a_fragments, b_fragments, ring_U, a, b, at, state, x, y):
+        """The last row of the 16 steps before the x-th, and the first fragments of the x-th."""
+        load_a(a_fragments, ring_U, state, x, int64(0))
+        multiply_and_replace_row(total, a_fragments, b_fragments, ring_U, a, b, at, state, x, int64(0))
+
+    @cuda.jit(device=True)
+    def row(total, a_fragments, b_fragments, ring_U, a, b, at, state, x, y):
+        """Row y of the x-th 16 steps, which is not the last one."""
+        load_a(a_fragments, ring_U, state, x, y + 1)
+        multiply_row(total, a_fragments, b_fragments, ring_U, a, b, at, state, y, int64(0))
+
+    @cuda.jit(device=True)
+    def finish(total, a_fragments, b_fragments, ring_U, a, b, at, state, x, y):
+        multiply_row(total, a_fragments, b_fragments, ring_U, a, b, at, state, int64(last), int64(0))
+
+    @cuda.jit(device=True)
+    def copy_pass(total, a_fragments, b_fragments, ring_U, a, b, at, state, x, y):
+        if y < a_passes:
+            copy_of_a(
+                ring_U, state[WRITING], a, at[A_AT], state, A_CURSOR, state[A_STRIDE], state[A_EDGE], state[DEPTH], y
+            )
+        else:
+            start = state[WRITING] + a_size
+            copy_of_b(
+                ring_U, start, b, at[B_AT], state, B_CURSOR, state[B_STRIDE], state[B_EDGE], state[DEPTH], y - a_passes
+            )
+
+    @cuda.jit(device=True)
+    def wait_until_empty(total, a_fragments, b_fragments, ring_U, a, b, at, state, x, y):
         mbarrier.wait(uint32(state[WRITE_BARRIER] + 8), uint32(state[WRITE_PARITY]))
 
     @cuda.jit(device=True)
-    def empty_stage(total, a_fragments, b_fragments, ring_U, a, b, at, state):
+    def empty_stage(total, a_fragments, b_fragments, ring_U, a, b, at, state, x, y):
         """This warp has loaded the last fragment of a stage."""
         cuda.syncwarp()
         if cuda.threadIdx.x & 31 == 0:
             mbarrier.arrive(uint32(state[READ_BARRIER] + 8))
 
-    def row(s: int, i: int) -> list[Any]:
-        is_last = i == blocks_m - 1
-        next_s, next_i = ((s + 1) % steps_k, 0) if is_last else (s, i + 1)
-        functions = [load_a(next_s, next_i)]
-        for j in range(pairs_n):
-            functions += [product(i, j)] + ([load_b(next_s, j)] if is_last else [])
-        return functions
+    def share(i: int) -> list[Call]:
+        """The i-th of the shares in which copies are started."""
+        first, end = (x * (a_passes + b_passes) // n_shares for x in (i, i + 1))
+        return [Call(repeated(copy_pass, end - first), 0, first)] if end > first else []
 
     n_shares = blocks_m if steps_k > 2 else blocks_m - 1  # the last row of a stage comes later
-    copies = [copy_a(x) for x in make_passes(a_tile, widths[0], tiles.threads)]
-    copies += [copy_b(x) for x in make_passes(b_tile, widths[1], tiles.threads)]
-    rows = [(s, i) for s in range(steps_k) for i in range(blocks_m)]
-    rest: list[Any] = []
-    for s, i in rows[:-1]:
-        rest += [wait_until_empty] if has_barriers and (s, i) == (1, 0) else []
-        rest += row(s, i)
-        if s == 1:
-            rest += copies[i * len(copies) // n_shares : (i + 1) * len(copies) // n_shares]
-    rest += [empty_stage] if has_barriers else []
+    all_rows = repeated(row, last)
+    calls = [Call(all_rows, 0, 0), Call(begin, 1, 0)]
+    calls += [Call(wait_until_empty, 0, 0)] if has_barriers else []
+    for i in range(last):
+        calls += [Call(row, 1, i), *share(i)]
+    for s in range(2, steps_k):
+        calls += [Call(begin, s, 0), *(share(last) if s == 2 else []), Call(all_rows, s, 0)]
+    calls += [Call(empty_stage, 0, 0)] if has_barriers else []
     return Steps(
-        copy_stage=_in_turn(copies),
-        load_first=_in_turn([load_a(0, 0), *(load_b(0, j) for j in range(pairs_n))]),
-        begin=_in_turn(row(*rows[-1])),
-        rest=_in_turn(rest),
-        finish=_in_turn([product(blocks_m - 1, j) for j in range(pairs_n)]),
+        copy_stage=repeated(copy_pass, a_passes + b_passes),
+        load_first=load_first,
+        begin=begin,
+        rest=in_turn(calls),
+        finish=finish,
     )
 
 
-def _in_turn(functions: list[Any]) -> Any:
-    """A device function that calls others one after the other."""
-    while len(functions) > 1:
-        pairs = [_both(x, y) for x, y in zip(functions[::2], functions[1::2], strict=False)]
-        functions = pairs + functions[2 * len(pairs) :]
-    return functions[0]
+@cache
+def repeated(function: Any, count: int) -> Any:
+    """A device function that calls another with y, y + 1...: of each length one, in halves, so that they are few."""
+    if count == 1:
+        return function
+    half = count // 2
+    before, after = repeated(function, half), repeated(function, count - half)
 
-
-def _both(first: Any, second: Any) -> Any:
     @cuda.jit(device=True)
-    def both(total, a_fragments, b_fragments, ring_U, a, b, at, state):
-        first(total, a_fragments, b_fragments, ring_U, a, b, at, state)
-        second(total, a_fragments, b_fragments, ring_U, a, b, at, state)
+    def both(total, a_fragments, b_fragments, ring_U, a, b, at, state, x, y):
+        before(total, a_fragments, b_fragments, ring_U, a, b, at, state, x, y)
+        after(total, a_fragments, b_fragments, ring_U, a, b, at, state, x, y + half)
+
+    return both
+
+
+class Call(NamedTuple):
+    """A device function with its x and y."""
+
+    function: Any
+    x: int
+    y: int
+
+
+def in_turn(calls: list[Call]) -> Any:
+    """A device function that makes these calls, whatever its own x and y."""
+    while len(calls) > 1:
+        pairs = [Call(_both(first, second), 0, 0) for first, second in zip(calls[::2], calls[1::2], strict=False)]
+        calls = pairs + calls[2 * len(pairs) :]
+    return calls[0].function
+
+
+def _both(first: Call, second: Call) -> Any:
+    (call_first, first_x, first_y), (call_second, second_x, second_y) = first, second
+
+    @cuda.jit(device=True)
+    def both(total, a_fragments, b_fragments, ring_U, a, b, at, state, x, y):
+        call_first(total, a_fragments, b_fragments, ring_U, a, b, at, state, int64(first_x), int64(first_y))
+        call_second(total, a_fragments, b_fragments, ring_U, a, b, at, state, int64(second_x), int64(second_y))
 
     return both
