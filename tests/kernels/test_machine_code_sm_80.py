@@ -1,4 +1,4 @@
-"""Every kernel's machine code for Ampere."""
+"""Every kernel's machine code for Ampere, activations in bfloat16."""
 
 import pytest
 
@@ -11,11 +11,7 @@ def test_every_kernel_is_in_the_catalogue() -> None:
     machine_code.assert_every_kernel_is_in_the_catalogue("sm_80")
 
 
-def test_every_kernel_is_fit_to_be_shipped_fp32() -> None:
-    machine_code.assert_every_kernel_is_fit_to_be_shipped("sm_80", "fp32")
-
-
-def test_every_kernel_is_fit_to_be_shipped_bf16() -> None:
+def test_every_kernel_is_fit_to_be_shipped() -> None:
     machine_code.assert_every_kernel_is_fit_to_be_shipped("sm_80", "bf16")
 
 
