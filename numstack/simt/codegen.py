@@ -243,7 +243,8 @@ class _Lowering(NativeLowering):
 #: Each of these steps walks through the kernel, then finds anew which variable lives where: a third of the time.
 UNNEEDED = {
     *("WithLifting", "InlineClosureLikes", "RewriteDynamicRaises", "MakeFunctionToJitFunction", "InlineInlinables"),
-    *("FindLiterallyCalls", "LiteralUnroll", "LiteralPropagationSubPipelinePass", "NopythonRewrites"),
+    *("FindLiterallyCalls", "LiteralUnroll", "LiteralPropagationSubPipelinePass", "InlineOverloads"),
+    "NopythonRewrites",
 }
 
 

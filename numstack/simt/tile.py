@@ -14,7 +14,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.datamodel import models
-from numba.core.extending import intrinsic, lower_builtin, overload, overload_attribute, register_model, type_callable
+from numba.core.extending import intrinsic, lower_builtin, overload, register_model, type_callable
 from numba.core.imputils import lower_getattr
 from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.np.arrayobj import populate_array
@@ -159,24 +159,6 @@ def dynamic_array(typingctx: Any, memory: Any, dtype: Any) -> Any:
     return array(memory, dtype), codegen
 
 
-@overload_attribute(Tile, "shape", inline="always")
-def _shape(tile):  # type: ignore[no-untyped-def]
-    shape = tile.shape
-    return lambda tile: shape
-
-
-@overload_attribute(Tile, "size", inline="always")
-def _size(tile):  # type: ignore[no-untyped-def]
-    size = math.prod(tile.shape)
-    return lambda tile: size
-
-
-@overload_attribute(Tile, "ndim", inline="always")
-def _ndim(tile):  # type: ignore[no-untyped-def]
-    ndim = tile.ndim
-    return lambda tile: ndim
-
-
 @overload(len)
 def _len(tile):  # type: ignore[no-untyped-def]
     if isinstance(tile, Tile):
@@ -192,7 +174,32 @@ class TileAttributes(AttributeTemplate):
     def resolve_dtype(self, tile: Tile) -> types.Type:
         return types.DType(tile.dtype)
 
+    def resolve_shape(self, tile: Tile) -> types.Type:
+        return types.UniTuple(types.intp, tile.ndim)
+
+    def resolve_size(self, tile: Tile) -> types.Type:
+        return types.intp
+
+    def resolve_ndim(self, tile: Tile) -> types.Type:
+        return types.intp
+
 
 @lower_getattr(Tile, "dtype")
 def _dtype(context: Any, builder: Any, kind: Any, value: Any) -> Any:
     return context.get_dummy_value()
+
+
+@lower_getattr(Tile, "shape")
+def _shape(context: Any, builder: Any, tile: Tile, value: Any) -> Any:
+    sizes = [context.get_constant(types.intp, size) for size in tile.shape]
+    return context.make_tuple(builder, types.UniTuple(types.intp, tile.ndim), sizes)
+
+
+@lower_getattr(Tile, "size")
+def _size(context: Any, builder: Any, tile: Tile, value: Any) -> Any:
+    return context.get_constant(types.intp, math.prod(tile.shape))
+
+
+@lower_getattr(Tile, "ndim")
+def _ndim(context: Any, builder: Any, tile: Tile, value: Any) -> Any:
+    return context.get_constant(types.intp, tile.ndim)
