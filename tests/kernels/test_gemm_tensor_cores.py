@@ -122,7 +122,7 @@ def test_every_shape(dtype: np.dtype, out: np.dtype, layout: str, variant: str |
 
 @pytest.mark.parametrize("variant", tensor_core_variants())
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16], ids=str)
-@pytest.mark.parametrize("shape", [(33, 40, 24), *([(300, 520, 264), (129, 264, 72)] if ON_GPU else [])], ids=str)
+@pytest.mark.parametrize("shape", [(300, 520, 264), (129, 264, 72)] if ON_GPU else [(17, 40, 24)], ids=str)
 def test_epilogues(shape: tuple[int, int, int], dtype: np.dtype, variant: str | None, quick: None) -> None:
     m, n, k = shape
     a, b = operands(m, n, k, "NN", dtype)
@@ -166,7 +166,7 @@ def test_epilogues(shape: tuple[int, int, int], dtype: np.dtype, variant: str | 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("out", [BFLOAT16, FLOAT32], ids=str)
 def test_accumulate(out: np.dtype, layout: str, variant: str | None, quick: None) -> None:
-    for m, n, k in [(33, 40, 24), *([(300, 520, 264), (768, 768, 4096)] if ON_GPU else [])]:
+    for m, n, k in [(33, 40, 24), (300, 520, 264), (768, 768, 4096)] if ON_GPU else [(17, 40, 24)]:
         a, b = operands(m, n, k, layout, BFLOAT16)
         before = np.random.default_rng(2).standard_normal((m, n)).astype(out)
         c = computed(a, b, before, layout=layout, variant=variant, accumulate=True)
