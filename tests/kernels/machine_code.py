@@ -3,8 +3,8 @@
 Kernels compile without spills, local memory or float64; and what their source promises is there: tensor cores, TMA,
 wide accesses. A kernel that calls a PTX instruction must have what the assembler makes of it.
 
-Compiling takes minutes, so it is spread over test files, which workers share, and float16 and Ampere's float32 are left
-to ``.ci/run``, which compiles all.
+Compiling takes minutes, so there is a test file for each architecture, which workers share, with bfloat16 alone:
+``.ci/run`` builds every kernel in every dtype.
 """
 
 from __future__ import annotations
