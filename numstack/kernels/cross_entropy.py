@@ -51,6 +51,7 @@ LONG_ROW = 2048  # least number of classes of a long row
 LEAST_ROW_OF_VECTORS = 256  # shorter ones leave most of a block without a vector
 VERY_LONG_ROW = 16384  # least number of classes of a row that keeps by_vectors.LONG_BLOCK threads busy
 LONGEST_ROW = 49152  # least number of logits of which one row keeps a multiprocessor busy
+SHARED_ROW = 98304  # least number of logits of a row that takes a block longer than clusters take for several
 SHARED_BESIDES = 1024 + 512  # bytes of shared memory of a block that are not the row's: the system's, and its sums
 
 
@@ -214,70 +215,37 @@ def _forward_backward_block_per_row(logits_RV, targets_R, loss_R, dlogits_RV, sc
 # --- launchers -------------------------------------------------------------------------------------------------------
 
 
+# A launcher takes the arrays as its kernel does: logits and targets, then what there is of the others.
+Arrays = tuple[Array, ...]
+
+
 def _row_threads(V: int) -> int:
     return LONG_BLOCK if V >= LONG_ROW else WARP
 
 
-def _forward_by_threads(
-    logits: Array, targets: Array, loss: Array, lse: Array, classes: int, ignore_index: int, stream: Stream | None
-) -> None:
-    grid = ceil_div(logits.shape[0], BLOCK)
-    _forward_thread_per_row[grid, BLOCK, stream](logits, targets, loss, lse, classes, ignore_index)
+def _forward_by_threads(arrays: Arrays, classes: int, ignore_index: int, stream: Stream | None) -> None:
+    grid = ceil_div(arrays[0].shape[0], BLOCK)
+    _forward_thread_per_row[grid, BLOCK, stream](*arrays, classes, ignore_index)
 
 
-def _forward_by_blocks(
-    logits: Array, targets: Array, loss: Array, lse: Array, classes: int, ignore_index: int, stream: Stream | None
-) -> None:
-    R, V = logits.shape
-    _forward_block_per_row[R, _row_threads(V), stream](
-        logits, targets, loss, lse, classes, ignore_index, flops=4 * logits.size
-    )
+def _forward_by_blocks(arrays: Arrays, classes: int, ignore_index: int, stream: Stream | None) -> None:
+    R, V = arrays[0].shape
+    _forward_block_per_row[R, _row_threads(V), stream](*arrays, classes, ignore_index, flops=4 * R * V)
 
 
-def _forward_backward_by_threads(
-    logits: Array,
-    targets: Array,
-    loss: Array,
-    dlogits: Array,
-    scale: Array,
-    classes: int,
-    ignore_index: int,
-    stream: Stream | None,
-) -> None:
-    grid = ceil_div(logits.shape[0], BLOCK)
-    _forward_backward_thread_per_row[grid, BLOCK, stream](logits, targets, loss, dlogits, scale, classes, ignore_index)
+def _forward_backward_by_threads(arrays: Arrays, classes: int, ignore_index: int, stream: Stream | None) -> None:
+    grid = ceil_div(arrays[0].shape[0], BLOCK)
+    _forward_backward_thread_per_row[grid, BLOCK, stream](*arrays, classes, ignore_index)
 
 
-def _forward_backward_by_blocks(
-    logits: Array,
-    targets: Array,
-    loss: Array,
-    dlogits: Array,
-    scale: Array,
-    classes: int,
-    ignore_index: int,
-    stream: Stream | None,
-) -> None:
-    R, V = logits.shape
-    _forward_backward_block_per_row[R, _row_threads(V), stream](
-        logits, targets, loss, dlogits, scale, classes, ignore_index, flops=7 * logits.size
-    )
+def _forward_backward_by_blocks(arrays: Arrays, classes: int, ignore_index: int, stream: Stream | None) -> None:
+    R, V = arrays[0].shape
+    _forward_backward_block_per_row[R, _row_threads(V), stream](*arrays, classes, ignore_index, flops=7 * R * V)
 
 
-def _backward_by_blocks(
-    logits: Array,
-    targets: Array,
-    lse: Array,
-    dlogits: Array,
-    scale: Array,
-    classes: int,
-    ignore_index: int,
-    stream: Stream | None,
-) -> None:
-    R, V = logits.shape
-    _backward[R, _row_threads(V), stream](
-        logits, targets, lse, dlogits, scale, classes, ignore_index, flops=3 * logits.size
-    )
+def _backward_by_blocks(arrays: Arrays, classes: int, ignore_index: int, stream: Stream | None) -> None:
+    R, V = arrays[0].shape
+    _backward[R, _row_threads(V), stream](*arrays, classes, ignore_index, flops=3 * R * V)
 
 
 def _takes_vectors(row: Row, itemsize: int, by_name: bool = False) -> bool:
@@ -299,95 +267,85 @@ def _takes_longest_rows(row: Row, itemsize: int, by_name: bool) -> bool:
     return _takes_vectors(row, itemsize) and (by_name or _is_default(row, itemsize, LONGEST_ROW))
 
 
+def _takes_rows_to_share(row: Row, itemsize: int, by_name: bool) -> bool:
+    return _takes_vectors(row, itemsize) and (by_name or _is_default(row, itemsize, SHARED_ROW))
+
+
 def _vector_threads(V: int) -> int:
     return by_vectors.LONG_BLOCK if V >= VERY_LONG_ROW else by_vectors.SHORT_BLOCK
 
 
-def _forward_by_vectors(
-    logits: Array, targets: Array, loss: Array, lse: Array, classes: int, ignore_index: int, stream: Stream | None
-) -> None:
-    R, V = logits.shape
+def _forward_by_vectors(arrays: Arrays, classes: int, ignore_index: int, stream: Stream | None) -> None:
+    R, V = arrays[0].shape
     threads = _vector_threads(V)
-    by_vectors.forward(threads)[R, threads, stream](
-        logits, targets, loss, lse, classes, ignore_index, flops=4 * logits.size
-    )
+    by_vectors.forward(threads)[R, threads, stream](*arrays, classes, ignore_index, flops=4 * R * V)
 
 
-def _backward_by_vectors(
-    logits: Array,
-    targets: Array,
-    lse: Array,
-    dlogits: Array,
-    scale: Array,
-    classes: int,
-    ignore_index: int,
-    stream: Stream | None,
-) -> None:
-    R, V = logits.shape
+def _backward_by_vectors(arrays: Arrays, classes: int, ignore_index: int, stream: Stream | None) -> None:
+    R, V = arrays[0].shape
     threads = _vector_threads(V)
-    by_vectors.backward(threads)[R, threads, stream](
-        logits, targets, lse, dlogits, scale, classes, ignore_index, flops=3 * logits.size
-    )
+    by_vectors.backward(threads)[R, threads, stream](*arrays, classes, ignore_index, flops=3 * R * V)
 
 
-def _forward_backward_in_shared(
-    logits: Array,
-    targets: Array,
-    loss: Array,
-    dlogits: Array,
-    scale: Array,
-    classes: int,
-    ignore_index: int,
-    stream: Stream | None,
-) -> None:
+def _forward_backward_in_shared(arrays: Arrays, classes: int, ignore_index: int, stream: Stream | None) -> None:
+    logits = arrays[0]
     R, V = logits.shape
     threads = _vector_threads(V)
     n_kept = _kept_elements(V, logits.itemsize, VECTOR * by_vectors.PER_THREAD * threads)
     row_in_shared = by_vectors.forward_backward(from_dtype(logits.dtype), threads)
-    row_in_shared[R, threads, stream, n_kept * logits.itemsize](
-        logits, targets, loss, dlogits, scale, classes, ignore_index, n_kept, flops=7 * logits.size
-    )
+    row_in_shared[R, threads, stream, n_kept * logits.itemsize](*arrays, classes, ignore_index, n_kept, flops=7 * R * V)
 
 
-def _forward_backward_in_turn(
-    logits: Array,
-    targets: Array,
-    loss: Array,
-    dlogits: Array,
-    scale: Array,
-    classes: int,
-    ignore_index: int,
-    stream: Stream | None,
-) -> None:
+def _forward_backward_in_turn(arrays: Arrays, classes: int, ignore_index: int, stream: Stream | None) -> None:
+    logits = arrays[0]
     R, V = logits.shape
     threads, per_thread = _threads_in_turn(V)
     rows_in_turn = by_vectors.forward_backward_in_turn(from_dtype(logits.dtype), threads, per_thread)
     nbytes = 2 * V * logits.itemsize
     rows_in_turn[min(R, _resident_blocks(threads, nbytes)), threads, stream, nbytes](
-        flat(logits), targets, loss, flat(dlogits), scale, V, classes, ignore_index, flops=7 * logits.size
+        *map(flat, arrays), V, classes, ignore_index, flops=7 * R * V
     )
 
 
-def _forward_backward_on_chip(
-    logits: Array,
-    targets: Array,
-    loss: Array,
-    dlogits: Array,
-    scale: Array,
-    classes: int,
-    ignore_index: int,
-    stream: Stream | None,
-) -> None:
+def _forward_backward_on_chip(arrays: Arrays, classes: int, ignore_index: int, stream: Stream | None) -> None:
+    logits = arrays[0]
     R, V = logits.shape
+    threads, n_spans = _spans_on_chip(classes * logits.itemsize, V)
+    nbytes = n_spans * on_chip.span_bytes(threads)
+    rows_on_chip = on_chip.forward_backward(from_dtype(logits.dtype), threads, n_spans)
+    n_turns = max(ceil_div(R, _resident_blocks(threads, nbytes)), 1)  # so many rows, or one less, for each block
+    rows_on_chip[ceil_div(R, n_turns), threads, stream, nbytes](
+        *map(flat, arrays), V, classes, ignore_index, flops=7 * R * V
+    )
+
+
+def _forward_backward_in_clusters(arrays: Arrays, classes: int, ignore_index: int, stream: Stream | None) -> None:
+    logits = arrays[0]
+    R, V = logits.shape
+    threads, n_spans = _spans_on_chip(classes * logits.itemsize, V)
+    nbytes = n_spans * on_chip.span_bytes(threads)
+    n_blocks = _resident_blocks(threads, nbytes)
+    n_left = R % n_blocks
+    per_thread = on_chip.vectors_in_cluster(V, logits.itemsize)
+    if not 0 < n_left <= on_chip.MOST_CLUSTERS or per_thread > on_chip.MOST_IN_CLUSTER:
+        _forward_backward_on_chip(arrays, classes, ignore_index, stream)
+        return
+    logits, targets, loss, dlogits, scale = arrays
+    first, others = (
+        (flat(logits[rows]), targets[rows], loss[rows], flat(dlogits[rows]), scale, V, classes, ignore_index)
+        for rows in (slice(n_left), slice(n_left, R))
+    )
+    in_clusters = on_chip.forward_backward_in_clusters(from_dtype(logits.dtype), per_thread)
+    in_clusters[n_left * on_chip.CLUSTER, on_chip.CLUSTER_THREADS, stream](*first, flops=7 * n_left * V)
+    rows_on_chip = on_chip.forward_backward(from_dtype(logits.dtype), threads, n_spans, starts_early=True)
+    rows_on_chip[min(R - n_left, n_blocks), threads, stream, nbytes](*others, flops=7 * (R - n_left) * V)
+
+
+def _spans_on_chip(nbytes: int, V: int) -> tuple[int, int]:
+    """Threads of a block that takes rows of V logits, and how many spans of ``nbytes`` of them stay."""
     threads = by_vectors.SHORT_BLOCK if V < VERY_LONG_ROW else 1024
     most = current_device().properties.shared_bytes_per_block - SHARED_BESIDES
-    n_spans = on_chip.n_spans(classes * logits.itemsize, threads, most)
-    nbytes = n_spans * on_chip.span_bytes(threads)
-    kernel_ = on_chip.forward_backward(from_dtype(logits.dtype), threads, n_spans)
-    n_turns = max(ceil_div(R, _resident_blocks(threads, nbytes)), 1)  # so many rows, or one less, for each block
-    kernel_[ceil_div(R, n_turns), threads, stream, nbytes](
-        flat(logits), targets, loss, flat(dlogits), scale, V, classes, ignore_index, flops=7 * logits.size
-    )
+    return threads, on_chip.n_spans(nbytes, threads, most)
 
 
 def _resident_blocks(threads: int, nbytes: int) -> int:
@@ -436,6 +394,14 @@ FORWARD_BACKWARD = Variants(
         ),
         Variant("rows_in_turn", _forward_backward_in_turn, "The next row comes meanwhile.", _takes_two_rows, "gpu"),
         Variant("rows_on_chip", _forward_backward_on_chip, "The next takes its place.", _takes_longest_rows, "gpu"),
+        Variant(
+            "rows_in_clusters",
+            _forward_backward_in_clusters,
+            "Clusters share what few rows are left.",
+            _takes_rows_to_share,
+            "sm_90a",
+            by_default=False,
+        ),
     ],
 )
 
@@ -501,7 +467,7 @@ def forward(
     """
     classes = _check(logits_RV, targets_R, None, {}, {"loss_R": loss_R, "lse_R": lse_R}, n_classes)
     FORWARD.pick(variant, row_of(logits_RV.shape[1], logits_RV), logits_RV.itemsize).launch(
-        logits_RV, targets_R, loss_R, lse_R, classes, ignore_index, stream
+        (logits_RV, targets_R, loss_R, lse_R), classes, ignore_index, stream
     )
 
 
@@ -544,7 +510,7 @@ def backward(
     """
     classes = _check(logits_RV, targets_R, scale_1, {"dlogits_RV": dlogits_RV}, {"lse_R": lse_R}, n_classes)
     launch = BACKWARD.pick(variant, row_of(logits_RV.shape[1], logits_RV, dlogits_RV), logits_RV.itemsize).launch
-    launch(logits_RV, targets_R, lse_R, dlogits_RV, scale_1, classes, ignore_index, stream)
+    launch((logits_RV, targets_R, lse_R, dlogits_RV, scale_1), classes, ignore_index, stream)
 
 
 def forward_backward(
@@ -586,4 +552,4 @@ def forward_backward(
     launch = FORWARD_BACKWARD.pick(
         variant, row_of(logits_RV.shape[1], logits_RV, dlogits_RV), logits_RV.itemsize, variant is not None
     ).launch
-    launch(logits_RV, targets_R, loss_R, dlogits_RV, scale_1, classes, ignore_index, stream)
+    launch((logits_RV, targets_R, loss_R, dlogits_RV, scale_1), classes, ignore_index, stream)

@@ -26,13 +26,26 @@ from typing import Any
 from numba import cuda, float32, uint32
 
 from numstack.device import Kernel, kernel, narrow, ptx, widen
+from numstack.device.ptx import cluster
+from numstack.device.ptx.integers import shared_address
 from numstack.device.ptx.math import maximum
 from numstack.device.ptx.mma import cp_async_16, cp_async_commit_group, cp_async_wait_group
 from numstack.device.ptx.words import WORDS, words_of
+from numstack.kernels.cross_entropy_vectors import (
+    finish_target,
+    finish_without_target,
+    over_block,
+    target_of,
+)
+from numstack.kernels.launch import ceil_div
 from numstack.kernels.warp import LOWEST, WARP, warp_max, warp_sum
 
 PER_THREAD = 2  # vectors of 16 bytes of a thread in a span, which are under way at once
 HELD = 2  # vectors of a thread in registers
+CLUSTER = 8  # blocks that share a row
+CLUSTER_THREADS = 1024  # of each of them
+MOST_CLUSTERS = 8  # that surely run at once
+MOST_IN_CLUSTER = 4  # vectors of a row of each of those
 MOST_PENDING = 7  # groups of copies that a wait tells apart
 
 
@@ -74,19 +87,10 @@ def _wait_for_all_but() -> Any:
 
 
 @functools.cache
-def forward_backward(dtype: Any, threads: int, n_spans: int, per_thread: int = PER_THREAD, held: int = HELD) -> Kernel:
-    """Loss and gradient of rows of logits of a numba ``dtype``; n_spans whole spans of classes stay in shared memory.
-
-    One axis for all logits; block ``threads``; dynamic shared memory for the spans.
-    """
+def _of_words(dtype: Any) -> tuple[Any, Any]:
+    """Device functions of words of logits: with more of them in maximum and sum, and from logits to gradients."""
     of = words_of(dtype)
-    vector = WORDS * of.elements
-    stride, span = vector * threads, vector * threads * per_thread
-    kept, warps = n_spans * span, threads // WARP
-    n_values, n_words, n_held, n_pairs = vector * per_thread, WORDS * per_thread, WORDS * max(held, 1), 4 * WARP
-    load, load_shared, store = of.load, of.load_shared, of.store
     low, high, pack, elements = of.low, of.high, of.pack, of.elements
-    wait = _wait_for_all_but()
 
     @cuda.jit(device=True)
     def with_more(words, first, n, x, n_left, largest, total):
@@ -122,7 +126,27 @@ def forward_backward(dtype: Any, threads: int, n_spans: int, per_thread: int = P
                 elif elements * w + elements > n_left:
                     words[first + w] &= uint32(0xFFFF)
 
-    @kernel(name="cross_entropy.forward_backward rows_on_chip")
+    return with_more, to_gradient
+
+
+@functools.cache
+def forward_backward(dtype: Any, threads: int, n_spans: int, *, starts_early: bool = False) -> Kernel:
+    """Loss and gradient of rows of logits of a numba ``dtype``; n_spans whole spans of classes stay in shared memory.
+
+    One axis for all logits; block ``threads``; dynamic shared memory for the spans. ``starts_early``: beside the kernel
+    before, with which it shares no row.
+    """
+    per_thread, held = PER_THREAD, HELD
+    of = words_of(dtype)
+    vector = WORDS * of.elements
+    stride, span = vector * threads, vector * threads * per_thread
+    kept, warps = n_spans * span, threads // WARP
+    n_values, n_words, n_held, n_pairs = vector * per_thread, WORDS * per_thread, WORDS * max(held, 1), 4 * WARP
+    load, load_shared, store = of.load, of.load_shared, of.store
+    with_more, to_gradient = _of_words(dtype)
+    wait = _wait_for_all_but()
+
+    @kernel(name="cross_entropy.forward_backward rows_on_chip", starts_early=starts_early)
     def rows_on_chip(logits_N, targets_R, loss_R, dlogits_N, scale_1, V, classes, ignore_index):
         pairs = cuda.shared.array(n_pairs, float32)  # maximum and sum of each warp, of this row and of the one before
         kept_N = cuda.shared.array(0, dtype)
@@ -219,5 +243,80 @@ def forward_backward(dtype: Any, threads: int, n_spans: int, per_thread: int = P
             row = following
             start = then
             half = 1 - half
+        if starts_early:
+            ptx.wait_for_kernel_before()  # what comes after this kernel is after both
 
     return rows_on_chip
+
+
+def vectors_in_cluster(V: int, itemsize: int) -> int:
+    """Vectors of each thread of a cluster that shares a row."""
+    return ceil_div(V * itemsize, 4 * WORDS * CLUSTER * CLUSTER_THREADS)
+
+
+@functools.cache
+def forward_backward_in_clusters(dtype: Any, per_thread: int) -> Kernel:
+    """Loss and gradient of a row a cluster, ``per_thread`` vectors of it in registers of each thread.
+
+    The next kernel may start at once.
+    """
+    of = words_of(dtype)
+    vector = WORDS * of.elements
+    threads = CLUSTER_THREADS
+    across = vector * threads * CLUSTER
+    n_words, n_pairs = WORDS * per_thread, 2 * CLUSTER
+    load, store = of.load, of.store
+    with_more, to_gradient = _of_words(dtype)
+
+    @kernel(name="cross_entropy.forward_backward rows_in_clusters", cluster=CLUSTER)
+    def rows_in_clusters(logits_N, targets_R, loss_R, dlogits_N, scale_1, V, classes, ignore_index):
+        of_warps = cuda.shared.array((2, 2, WARP), float32)
+        of_blocks = cuda.shared.array(n_pairs, float32)  # maximum and sum of each block of the cluster
+        x = cuda.local.array(vector, float32)
+        words = cuda.local.array(n_words, uint32)
+        ptx.let_next_kernel_start()
+        row = cuda.blockIdx.x // CLUSTER
+        block = cuda.blockIdx.x % CLUSTER
+        own = (block * threads + cuda.threadIdx.x) * vector
+        lane = cuda.threadIdx.x % WARP
+        start = row * V
+        for k in range(per_thread):
+            v = own + k * across
+            if v < V:
+                load(logits_N, start + v, words, WORDS * k)
+        target, counted, is_class = target_of(targets_R, row, classes, ignore_index)
+        scale = scale_1[0] if is_class else float32(math.nan)
+        owns_target = is_class and target % across // vector == block * threads + cuda.threadIdx.x
+        logit = widen(logits_N[start + target]) if owns_target else float32(0)
+        cluster.barrier()  # all blocks are there
+        largest = LOWEST
+        total = float32(0)
+        for k in range(per_thread):
+            v = own + k * across
+            if v < classes:
+                largest, total = with_more(words, WORDS * k, WORDS, x, classes - v, largest, total)
+        largest, total = over_block(largest, total, of_warps, 0)
+        if cuda.threadIdx.x < CLUSTER:
+            place = cluster.address_of(uint32(shared_address(of_blocks) + uint32(8 * block)), uint32(cuda.threadIdx.x))
+            cluster.store_float32(place, largest)
+            cluster.store_float32(uint32(place + uint32(4)), total)
+        cluster.barrier()
+        of_block = LOWEST
+        total = float32(0)
+        if lane < CLUSTER:
+            of_block = of_blocks[2 * lane]
+            total = of_blocks[2 * lane + 1]
+        largest = warp_max(of_block)
+        total = warp_sum(total * ptx.exp2((of_block - largest) * ptx.LOG2_E))
+        shift = largest * ptx.LOG2_E
+        for k in range(per_thread):
+            v = own + k * across
+            if v < V:
+                to_gradient(words, WORDS * k, WORDS, shift, scale / total, counted - v)
+                store(dlogits_N, start + v, words, WORDS * k)
+        if owns_target:
+            finish_target(loss_R, dlogits_N, row, start + target, logit, largest, total, scale)
+        elif not is_class and block == 0 and cuda.threadIdx.x == 0:
+            finish_without_target(loss_R, row, counted)
+
+    return rows_in_clusters

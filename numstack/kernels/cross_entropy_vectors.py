@@ -58,6 +58,28 @@ def _target_logit(logits_RV, row, target, classes):
 
 
 @cuda.jit(device=True)
+def target_of(targets_R, row, classes, ignore_index):
+    """A row's target, how many of its logits count, which is none if it is ignored, and whether the target does."""
+    target = targets_R[row]
+    counted = 0 if target == ignore_index else classes
+    return target, counted, target >= 0 and target < counted
+
+
+@cuda.jit(device=True)
+def finish_target(loss_R, dlogits_N, row, place, logit, largest, total, scale):
+    """Loss, and the gradient of the target's logit at ``place``, over what its thread wrote there before."""
+    loss_R[row] = largest + math.log(total) - logit
+    gradient = (_exp(logit - largest) / total - float32(1)) * scale
+    dlogits_N[place] = narrow(gradient, dlogits_N.dtype)
+
+
+@cuda.jit(device=True)
+def finish_without_target(loss_R, row, counted):
+    """The loss of a row that is ignored, or whose target is no class."""
+    loss_R[row] = float32(0) if counted == 0 else float32(math.nan)
+
+
+@cuda.jit(device=True)
 def _with_more(x, n, largest, total):
     """``(max x_i, sum exp(x_i - max))`` after x[:n] more, from those before."""
     new = largest
@@ -79,7 +101,7 @@ def _load_ragged(logits_RV, row, v, classes, x):
 
 
 @cuda.jit(device=True)
-def _over_block(largest, total, warps, half):
+def over_block(largest, total, warps, half):
     """Maximum and sum of the row from those of the threads, at the cost of one barrier.
 
     ``warps``: ``(2, 2, 32)`` float32 of shared memory, of which ``half`` 0 or 1 is used: the other half is for the next
@@ -132,7 +154,7 @@ def forward(block: int, per_thread: int = PER_THREAD) -> Kernel:
                 else:
                     _load_ragged(logits_RV, row, v, counted, x)
                 largest, total = _with_more(x, VECTOR, largest, total)
-        largest, total = _over_block(largest, total, warps, 0)
+        largest, total = over_block(largest, total, warps, 0)
         if cuda.threadIdx.x == 0:
             lse = largest + math.log(total)
             loss_R[row] = float32(0) if ignored else lse - _target_logit(logits_RV, row, target, classes)
@@ -264,7 +286,7 @@ def forward_backward(dtype: Any, block: int, per_thread: int = PER_THREAD) -> Ke
                 if v < n_kept:
                     ptx.store8(kept, v, x, 0)
                 largest, total = _with_more(x, VECTOR, largest, total)
-        largest, total = _over_block(largest, total, warps, 0)
+        largest, total = over_block(largest, total, warps, 0)
         if cuda.threadIdx.x == 0:
             loss_R[row] = largest + math.log(total) - target_logit
         inverse = float32(1) / total
@@ -328,10 +350,7 @@ def forward_backward_in_turn(dtype: Any, block: int, per_thread: int) -> Kernel:
             cp_async_commit_group()
             wait_for_all_but_one()
             start = row * V
-            target = targets_R[row]
-            ignored = target == ignore_index
-            counted = 0 if ignored else classes
-            is_class = target >= 0 and target < counted
+            target, counted, is_class = target_of(targets_R, row, classes, ignore_index)
             scale = scale_1[0] if is_class else float32(math.nan)
             largest = LOWEST
             total = float32(0)
@@ -349,7 +368,7 @@ def forward_backward_in_turn(dtype: Any, block: int, per_thread: int) -> Kernel:
                         if v + e >= counted:
                             x[e] = float32(-math.inf)
                     largest, total = _with_more(x, VECTOR, largest, total)
-            largest, total = _over_block(largest, total, warps, half)
+            largest, total = over_block(largest, total, warps, half)
             inverse = float32(1) / total
             factor = inverse * scale
             for v0 in range(0, n_whole, span):
@@ -367,11 +386,9 @@ def forward_backward_in_turn(dtype: Any, block: int, per_thread: int) -> Kernel:
                     store_vector(dlogits_N, start, row, v, counted, x)
             if is_class and cuda.threadIdx.x == target // VECTOR % block:
                 logit = widen(rows[at + target])
-                loss_R[row] = largest + math.log(total) - logit
-                gradient = (_exp(logit - largest) * inverse - float32(1)) * scale
-                dlogits_N[start + target] = narrow(gradient, dlogits_N.dtype)
+                finish_target(loss_R, dlogits_N, row, start + target, logit, largest, total, scale)
             elif not is_class and cuda.threadIdx.x == 0:
-                loss_R[row] = float32(0) if ignored else float32(math.nan)
+                finish_without_target(loss_R, row, counted)
             row = following
             at = V - at
             half = 1 - half

@@ -30,13 +30,16 @@ On GPUs forward has a variant by vectors of 16 bytes (:mod:`numstack.kernels.emb
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import cuda, float32, from_dtype, int32
 
 from numstack.device import Array, Stream, current_device, kernel, narrow, widen
+from numstack.kernels import embedding_clusters as clusters
 from numstack.kernels import embedding_owned as owned
 from numstack.kernels import embedding_vectors as by_vectors
+from numstack.kernels.embedding_parts import MOST_COLUMNS, MOST_ROWS, fours_of, owners, reciprocal
 from numstack.kernels.launch import (
     ceil_div,
     check_contiguous,
@@ -56,6 +59,9 @@ ROWS = 4  # positions of a forward block, a warp each
 SCANNERS = 256  # threads of the block that scans the counts
 ADDERS = 8  # warps that share the rows of a group
 BYTES = 16  # of a vector
+CLUSTER = 8  # blocks that share tokens and rows
+BUCKETS = 16  # of positions, where those have a gradient
+FUSED_THREADS = WARP * owned.FEW.warps  # of a block that also makes the gradient of positions
 
 
 def reference(tokens_BT: np.ndarray, token_table_VC: np.ndarray, position_table_TC: np.ndarray | None) -> np.ndarray:
@@ -251,7 +257,8 @@ def _has_vectors(row: Row) -> bool:
 
 def _takes_owners(row: Row, V: int) -> bool:
     """Whole vectors, and a table that has rows, but not so many that they cannot be shared out by a multiplication."""
-    return _has_vectors(row) and V > 0 and V * owned.owners(V, current_device().properties.multiprocessors) < 1 << 32
+    multiprocessors = current_device().properties.multiprocessors
+    return _has_vectors(row) and 0 < V * (owners(V, multiprocessors) + multiprocessors) < 1 << 32
 
 
 def _forward_by_warps(tokens: Array, table: Array, positions: Array | None, out: Array, stream: Stream | None) -> None:
@@ -314,29 +321,60 @@ def _backward_sort(
 def _backward_owned(
     tokens: Array, dout: Array, dtable: Array, dpositions: Array | None, workspace: Array, stream: Stream | None
 ) -> None:
+    _by_owners(tokens, dout, dtable, dpositions, 1, stream)
+
+
+def _backward_clusters(
+    tokens: Array, dout: Array, dtable: Array, dpositions: Array | None, workspace: Array, stream: Stream | None
+) -> None:
+    _by_owners(tokens, dout, dtable, dpositions, CLUSTER, stream)
+
+
+def _by_owners(
+    tokens: Array, dout: Array, dtable: Array, dpositions: Array | None, cluster: int, stream: Stream | None
+) -> None:
+    """Each block, or each of clusters of ``cluster`` blocks, owns rows of the table."""
     if tokens.size == 0:
         return
     B, V, C = tokens.shape[0], *dtable.shape
-    n_blocks = owned.owners(V, current_device().properties.multiprocessors)
-    n_rows = ceil_div(V, n_blocks)
-    fours, is_exact = owned.fours_of(C)
-    n_vectors = 0 if dpositions is None else ceil_div(dpositions.size * dout.itemsize, BYTES * n_blocks)
-    columns = ceil_div(n_vectors, WARP * owned.FEW.warps)
-    is_fused = 0 < columns <= owned.MOST_COLUMNS
-    size = owned.MANY if is_exact and not is_fused else owned.FEW
-    kernel_ = owned.add_owned_rows(
-        from_dtype(dout.dtype), size, fours, is_exact=is_exact, columns=columns if is_fused else 0
-    )
-    positions = dpositions if is_fused and dpositions is not None else dout
-    kernel_[n_blocks, (WARP, size.warps), stream, owned.shared_bytes(n_rows, size.warps)](
-        flat(tokens), flat(dout), dtable, flat(positions), B, n_rows, owned.reciprocal(n_blocks), n_vectors,
-        flops=dout.size,
-    )  # fmt: skip
-    if dpositions is not None and not is_fused:
+    fours, is_exact = fours_of(C)
+    least = _least_owners(cluster)
+    columns = 0 if dpositions is None else ceil_div(dpositions.size * dout.itemsize, BYTES * least * FUSED_THREADS)
+    columns = columns if columns <= MOST_COLUMNS else 0
+    size = owned.MANY if is_exact and columns == 0 else owned.FEW
+    options: dict[str, Any] = {"is_exact": is_exact, "columns": columns}
+    fused = dout if columns == 0 or dpositions is None else dpositions
+    arrays = (flat(tokens), flat(dout), dtable, flat(fused))
+    block = (WARP, size.warps)
+    more: tuple[int, ...] = ()
+    if cluster == 1:
+        kernel_ = owned.add_owned_rows(from_dtype(dout.dtype), size, fours, **options)
+        n_blocks = owners(V, least)
+        shared_bytes = owned.shared_bytes(ceil_div(V, n_blocks), size.warps)
+    else:
+        buckets = BUCKETS if columns > 0 else 1
+        kernel_ = clusters.add_rows(
+            from_dtype(dout.dtype), size.warps, fours, blocks=cluster, buckets=buckets, **options
+        )
+        most_bytes = clusters.shared_bytes(MOST_ROWS, size.warps, buckets)
+        n_at_once = kernel_.clusters_at_once(block, most_bytes, *arrays, 0, 0, 0, 0, 0)
+        n_blocks = owners(V, max(n_at_once * cluster, least))
+        more = (clusters.shift_of(tokens.size, buckets),)
+        shared_bytes = clusters.shared_bytes(ceil_div(V, n_blocks), size.warps, buckets)
+    n_vectors = ceil_div(fused.size * dout.itemsize, BYTES * n_blocks)
+    numbers = (B, ceil_div(V, n_blocks), reciprocal(n_blocks), n_vectors, *more)
+    kernel_[n_blocks, block, stream, shared_bytes](*arrays, *numbers, flops=dout.size)
+    if dpositions is not None and columns == 0:
         P = dpositions.size
         by_vectors.add_positions[ceil_div(P, VECTOR * BLOCK), BLOCK, stream](
             dout.reshape(B, P), dpositions.reshape(P), flops=dout.size
         )
+
+
+def _least_owners(cluster: int) -> int:
+    """How many blocks share a table at least: one a multiprocessor; of clusters not all have room."""
+    multiprocessors = current_device().properties.multiprocessors
+    return multiprocessors if cluster == 1 else max(3 * multiprocessors // 4 // cluster, 1) * cluster
 
 
 FORWARD = Variants(
@@ -353,6 +391,9 @@ BACKWARD = Variants(
         Variant("scan", _backward_scan, note="Each row of the table looks through all tokens."),
         Variant("counting_sort", _backward_sort, note="Positions are grouped by token first: each is looked at once."),
         Variant("owned_rows", _backward_owned, "Each block looks for its own rows' tokens.", _takes_owners, "gpu"),
+        Variant(
+            "rows_of_clusters", _backward_clusters, "Blocks share tokens and rows.", _takes_owners, "sm_90a", False
+        ),
     ],
 )
 

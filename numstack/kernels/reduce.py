@@ -30,9 +30,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, int32
+from numba import cuda, float32, from_dtype, int32
 
-from numstack.device import Array, Kernel, Stream, kernel, narrow, widen
+from numstack.device import Array, Kernel, Stream, current_device, kernel, narrow, widen
 from numstack.errors import ShapeError
 from numstack.kernels.launch import (
     are_aligned,
@@ -52,8 +52,7 @@ from numstack.kernels.reduce_vectors import (
     WARPS,
     make_first_phase,
     n_tiles_and_stretches,
-    sum_partials,
-    sum_rows_first_phase,
+    sum_rows_phases,
 )
 from numstack.kernels.variants import Variant, Variants
 from numstack.kernels.warp import WARP
@@ -441,9 +440,12 @@ def _sum_rows_two_phase(x_RC: Array, out_C: Array, workspace: Array, accumulate:
 def _sum_rows_by_vectors(x_RC: Array, out_C: Array, workspace: Array, accumulate: bool, stream: Stream | None) -> None:
     n_rows, n_columns = x_RC.shape
     n_tiles, n_stretches, stretch = n_tiles_and_stretches(n_rows, n_columns)
-    sum_rows_first_phase[(n_tiles, n_stretches), (WARP, WARPS), stream](x_RC, workspace, stretch, flops=x_RC.size)
-    grid = ceil_div(n_columns, WARP)
-    sum_partials[grid, (WARP, WARP), stream](workspace, out_C, n_stretches, accumulate)
+    starts_early = current_device().properties.compute_capability >= (9, 0)
+    first_phase, second_phase = sum_rows_phases(from_dtype(x_RC.dtype), starts_early)
+    first_phase[(n_tiles, n_stretches), (WARP, WARPS), stream](
+        flat(x_RC), workspace, n_rows, n_columns, stretch, flops=x_RC.size
+    )
+    second_phase[ceil_div(n_columns, WARP), (WARP, WARP), stream](workspace, out_C, n_stretches, accumulate)
 
 
 SUM_ROWS_VARIANTS = Variants(

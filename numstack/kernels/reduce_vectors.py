@@ -4,12 +4,14 @@ A whole array is cut into tiles, which the blocks of a grid that stays take in t
 by elements. Columns are summed by blocks of 256 columns and a stretch of rows, a warp a row at a time.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
-from numba import cuda, float32
+from numba import cuda, float32, uint32
 
 from numstack.device import Kernel, kernel, narrow, ptx, widen
+from numstack.device.ptx.words import WORDS, words_of
 from numstack.kernels.launch import ceil_div
 from numstack.kernels.warp import WARP, warp_sum
 
@@ -19,9 +21,9 @@ VECTORS = 4  # of a thread on their way at once
 TILE = BLOCK * VECTOR * VECTORS
 BLOCKS = 528  # four a multiprocessor on an H200
 
-WARPS = 8  # sum_rows: warps of a block, each with rows of its own
-ROWS = 8  # of a warp on their way at once
-ROW_ELEMENTS = ROWS * VECTOR
+WARPS = 16  # sum_rows: warps of a block, each with rows of its own
+ROWS = 4  # of a warp on their way at once
+SUM_BLOCKS = 264  # two a multiprocessor on an H200
 COLUMNS = WARP * VECTOR  # of a block
 ODD = WARP + 1  # the width of a square in shared memory, or all of a column were in one memory bank
 
@@ -67,68 +69,95 @@ def make_first_phase(
 def n_tiles_and_stretches(n_rows: int, n_columns: int) -> tuple[int, int, int]:
     """Blocks side by side and one below the other that sum rows, and the rows that each takes."""
     n_tiles = ceil_div(n_columns, COLUMNS)
-    most = max(1, BLOCKS // max(1, n_tiles))
+    most = max(1, SUM_BLOCKS // max(1, n_tiles))
     stretch = WARPS * ROWS * max(1, ceil_div(n_rows, most * WARPS * ROWS))
     return n_tiles, ceil_div(n_rows, stretch), stretch
 
 
-@kernel
-def sum_rows_first_phase(x_RC, partial_SC, stretch):
-    """Sums of 256 columns over ``stretch`` rows; a warp has ROWS of its rows on their way at once."""
-    x = cuda.local.array(ROW_ELEMENTS, float32)
-    total = cuda.local.array(VECTOR, float32)
-    shared = cuda.shared.array((WARPS, VECTOR, WARP), float32)
-    R, C = x_RC.shape
-    lane = cuda.threadIdx.x
-    warp = cuda.threadIdx.y
-    c = cuda.blockIdx.x * COLUMNS + lane * VECTOR
-    start = cuda.blockIdx.y * stretch
-    stop = min(start + stretch, R) if c < C else 0
-    for k in range(VECTOR):
-        total[k] = float32(0)
-    for r0 in range(start, start + stretch, WARPS * ROWS):
-        for j in range(ROWS):
-            r = r0 + j * WARPS + warp
-            if r < stop:
-                ptx.load8(x_RC, r * C + c, x, VECTOR * j)
-            else:
-                for k in range(VECTOR):
-                    x[VECTOR * j + k] = float32(0)
-        for j in range(ROWS):
-            for k in range(VECTOR):
-                total[k] += x[VECTOR * j + k]
-    for k in range(VECTOR):
-        shared[warp, k, lane] = total[k]
-    cuda.syncthreads()
-    # Each warp adds one of the eight columns of each lane; together they write all 256.
-    whole = shared[0, warp, lane]
-    for w in range(1, WARPS):
-        whole += shared[w, warp, lane]
-    if c < C:
-        partial_SC[cuda.blockIdx.y * C + c + warp] = whole
+@functools.cache
+def sum_rows_phases(dtype: Any, starts_early: bool) -> tuple[Kernel, Kernel]:
+    """Both kernels of ``sum_rows`` of a numba ``dtype``; ``starts_early``: the second is there when the first is over.
 
-
-@kernel
-def sum_partials(partial_SC, out_C, n_partials, accumulate):
-    """out = sums of columns of the first ``n_partials`` rows, by blocks of 32 x 32 threads.
-
-    Of 32 columns, warp y adds rows y, y + 32, ...; then it adds up, by shuffles, the 32 sums of column y.
+    Words stay as they are until they are added: of elements that are widened at once the compiler loads fewer at once.
     """
-    shared = cuda.shared.array((WARP, ODD), float32)
-    lane = cuda.threadIdx.x
-    warp = cuda.threadIdx.y
-    C = out_C.size
-    c = cuda.blockIdx.x * WARP + lane
-    total = float32(0)
-    for s0 in range(0, n_partials, WARP):
-        s = s0 + warp
-        if s < n_partials and c < C:
-            total += partial_SC[s * C + c]
-    shared[warp, lane] = total
-    cuda.syncthreads()
-    total = warp_sum(shared[lane, warp])
-    c = cuda.blockIdx.x * WARP + warp
-    if lane == 0 and c < C:
-        if accumulate:
-            total += widen(out_C[c])
-        out_C[c] = narrow(total, out_C.dtype)
+    of = words_of(dtype)
+    load, low, high, elements = of.load, of.low, of.high, of.elements
+    words_of_row = VECTOR // elements
+    n_words = ROWS * words_of_row
+
+    @cuda.jit(device=True)
+    def load_row(x_N, at, words, first):
+        for w in range(0, words_of_row, WORDS):
+            load(x_N, at + w * elements, words, first + w)
+
+    @cuda.jit(device=True)
+    def add_row(words, first, total):
+        for w in range(words_of_row):
+            total[elements * w] += low(words[first + w])
+            if elements == 2:
+                total[2 * w + 1] += high(words[first + w])
+
+    @kernel(name="reduce.sum_rows first phase vectors")
+    def first_phase(x_N, partial_SC, R, C, stretch):
+        """Sums of 256 columns over ``stretch`` rows; a warp has ROWS of its rows on their way at once."""
+        words = cuda.local.array(n_words, uint32)
+        total = cuda.local.array(VECTOR, float32)
+        shared = cuda.shared.array((WARPS, VECTOR, WARP), float32)
+        if starts_early:
+            ptx.let_next_kernel_start()
+        lane = cuda.threadIdx.x
+        warp = cuda.threadIdx.y
+        c = cuda.blockIdx.x * COLUMNS + lane * VECTOR
+        start = cuda.blockIdx.y * stretch
+        stop = min(start + stretch, R) if c < C else 0
+        for k in range(VECTOR):
+            total[k] = float32(0)
+        r = start + warp
+        while r + (ROWS - 1) * WARPS < stop:
+            for j in range(ROWS):
+                load_row(x_N, (r + j * WARPS) * C + c, words, words_of_row * j)
+            for j in range(ROWS):
+                add_row(words, words_of_row * j, total)
+            r += ROWS * WARPS
+        while r < stop:
+            load_row(x_N, r * C + c, words, 0)
+            add_row(words, 0, total)
+            r += WARPS
+        for k in range(VECTOR):
+            shared[warp, k, lane] = total[k]
+        cuda.syncthreads()
+        # Half of the warps add one each of the eight columns of each lane; together they write all 256.
+        if warp < VECTOR and c < C:
+            whole = shared[0, warp, lane]
+            for w in range(1, WARPS):
+                whole += shared[w, warp, lane]
+            partial_SC[cuda.blockIdx.y * C + c + warp] = whole
+
+    @kernel(name="reduce.sum_rows second phase vectors", starts_early=starts_early)
+    def second_phase(partial_SC, out_C, n_partials, accumulate):
+        """out = sums of columns of the first ``n_partials`` rows, by blocks of 32 x 32 threads.
+
+        Of 32 columns, warp y adds rows y, y + 32, ...; then it adds up, by shuffles, the 32 sums of column y.
+        """
+        shared = cuda.shared.array((WARP, ODD), float32)
+        lane = cuda.threadIdx.x
+        warp = cuda.threadIdx.y
+        C = out_C.size
+        c = cuda.blockIdx.x * WARP + lane
+        total = float32(0)
+        if starts_early:
+            ptx.wait_for_kernel_before()
+        for s0 in range(0, n_partials, WARP):
+            s = s0 + warp
+            if s < n_partials and c < C:
+                total += partial_SC[s * C + c]
+        shared[warp, lane] = total
+        cuda.syncthreads()
+        total = warp_sum(shared[lane, warp])
+        c = cuda.blockIdx.x * WARP + warp
+        if lane == 0 and c < C:
+            if accumulate:
+                total += widen(out_C[c])
+            out_C[c] = narrow(total, out_C.dtype)
+
+    return first_phase, second_phase

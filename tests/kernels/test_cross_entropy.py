@@ -28,15 +28,12 @@ VECTOR_SHAPES = {
     "no row": (0, 256),
 }
 LONG_BLOCK_SHAPES = {"a span of a long block, and vectors of its first threads": (3, LONG_SPAN + 80)}
-BY_VECTORS = ("vectors", "row_in_shared", "rows_on_chip", "rows_in_turn")
+BY_VECTORS = ("vectors", "row_in_shared", "rows_on_chip", "rows_in_turn", "rows_in_clusters")
 IGNORE = -100
+COMMAND = "NUMSTACK_DEVICE=cuda python -m pytest tests/kernels/test_cross_entropy.py"
 # forward and forward_backward in the variants of one idea
 PAIRS = [
-    ("thread_per_row", "thread_per_row"),
-    ("block_per_row", "block_per_row"),
-    ("vectors", "row_in_shared"),
-    ("vectors", "rows_on_chip"),
-    ("vectors", "rows_in_turn"),
+    ("vectors" if variant in BY_VECTORS else variant, variant) for variant in cross_entropy.FORWARD_BACKWARD.runnable()
 ]
 BACKWARD = cross_entropy.BACKWARD.runnable()
 
@@ -310,6 +307,23 @@ def test_defaults_on_a_gpu(V, dtype, name):
     with offline.device("sm_90a") as device:
         logits = device.array((4, V), dtype)
         assert cross_entropy.FORWARD_BACKWARD.pick(None, row_of(V, logits), logits.itemsize, False).name == name
+
+
+@pytest.mark.skipif(
+    "rows_in_clusters" not in cross_entropy.FORWARD_BACKWARD.runnable(), reason=f"needs a Hopper GPU: {COMMAND}"
+)
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float32)], ids=str)
+def test_rows_that_are_left_over(dtype):
+    """Those of the last turn go to clusters, the others to blocks beside them; or all rows to clusters, or none."""
+    n_blocks = cross_entropy._resident_blocks(by_vectors.SHORT_BLOCK, 0)
+    stored = np.uint16 if dtype == BFLOAT16 else dtype
+    for n_rows in (n_blocks + 5, 5, n_blocks + n_blocks // 2):
+        logits, targets = inputs(n_rows, 264)
+        logits = logits.astype(dtype)
+        loss, dlogits = forward_backward(logits, targets, 0.5, dtype=stored, variant="rows_in_clusters")
+        assert_close(loss, cross_entropy.reference(logits, targets, ignore_index=IGNORE)[0], atol=1e-5)
+        expected = cross_entropy.reference_backward(logits, targets, 0.5, ignore_index=IGNORE)
+        assert_close(dlogits.view(dtype), expected, dtype=str(dtype))
 
 
 def test_bad_arguments():

@@ -5,7 +5,8 @@ import pytest
 
 from numstack.device import offline
 from numstack.errors import DTypeError, ShapeError
-from numstack.kernels import embedding
+from numstack.kernels import embedding, embedding_parts
+from numstack.kernels import embedding_clusters as clusters
 from numstack.kernels import embedding_owned as owned
 from numstack.kernels import embedding_vectors as by_vectors
 from numstack.kernels.rows import row_of
@@ -22,11 +23,12 @@ SHAPES = {
     "texts past a thread's, channels past a warp's": (by_vectors.TEXTS + 1, 9, 7, 4 * WARP + 8),
     "channels of whole warps": (3, 5, 7, 4 * WARP),
 }
+BY_OWNERS = [name for name in ("owned_rows", "rows_of_clusters") if name in embedding.BACKWARD.runnable()]
 
 
 def shapes(variant: str) -> dict[str, tuple[int, ...]]:
     """Those that the variant supports."""
-    whole = variant in ("vectors", "owned_rows")
+    whole = variant in ("vectors", *BY_OWNERS)
     return {what: shape for what, shape in SHAPES.items() if not whole or shape[3] % by_vectors.VECTOR == 0}
 
 
@@ -94,10 +96,11 @@ def test_all_tokens_equal(variant):
     assert_close(table, expected, atol=1e-5)
 
 
-def test_long_lists_of_one_token():
+@pytest.mark.parametrize("variant", BY_OWNERS)
+def test_long_lists_of_one_token(variant):
     """More positions than a warp sums, than a block looks at at once, and than it sums at once."""
-    window = owned.A_THREAD * WARP * owned.FEW.warps
-    few, many = owned.SHORT + 1, 2 * window + 5
+    window = embedding_parts.A_THREAD * WARP * owned.FEW.warps
+    few, many = embedding_parts.SHORT + 1, 2 * window + 5
     rng = np.random.default_rng(0)
     for n_ones, n in ((few, 3 * few), (many, window + many)):
         tokens = np.full(n, 1, np.int32)
@@ -105,9 +108,30 @@ def test_long_lists_of_one_token():
         dout = rng.standard_normal((n, 8), dtype=np.float32)
         table = rng.standard_normal((40, 8), dtype=np.float32)
         arrays = (tokens[None], dout[None], table, None)
-        got, _ = backward(*arrays, variant="owned_rows")
+        got, _ = backward(*arrays, variant=variant)
         assert_close(got, table + embedding.reference_backward(tokens[None], dout[None], 40)[0], rtol=1e-5, atol=1e-4)
-        np.testing.assert_array_equal(got, backward(*arrays, variant="owned_rows")[0])
+        np.testing.assert_array_equal(got, backward(*arrays, variant=variant)[0])
+
+
+@pytest.mark.parametrize("variant", BY_OWNERS)
+def test_more_tokens_and_rows_than_a_block_takes_at_once(variant):
+    tokens, table, positions, dout = inputs(3, 7001, 3000, 8)
+    expected = embedding.reference_backward(tokens, dout, len(table))
+    got = backward(tokens, dout, table, positions, variant=variant)
+    assert_close(got[0], table + expected[0], rtol=1e-5, atol=1e-4)
+    assert_close(got[1], positions + expected[1], atol=1e-5)
+
+
+def test_a_cluster_has_room():
+    """For the most rows of a block, and a bucket for each position."""
+    most = clusters.shared_bytes(embedding_parts.MOST_ROWS, owned.MANY.warps, embedding.BUCKETS)
+    assert most + 4096 < 232_448
+    for N in (1, 2, 16, 17, 32768, 32769, 2**20 + 1):
+        assert 0 <= (N - 1) >> clusters.shift_of(N, embedding.BUCKETS) < embedding.BUCKETS
+        assert (N - 1) >> clusters.shift_of(N, 1) == 0
+    assert embedding_parts.owners(50304, 120) == 120 and embedding_parts.owners(128256, 120) == 360
+    with offline.device("sm_90a"):
+        assert embedding._least_owners(1) == 132 and embedding._least_owners(embedding.CLUSTER) == 96
 
 
 @pytest.mark.parametrize("variant", embedding.FORWARD.runnable())
@@ -127,7 +151,7 @@ def test_tokens_outside_the_table_give_no_gradient(variant):
     ("dtype", "of_forward", "variant"),
     [
         (BFLOAT16, "warp_per_row", "counting_sort"),
-        (BFLOAT16, "vectors", "owned_rows"),
+        *((BFLOAT16, "vectors", variant) for variant in BY_OWNERS),
         (np.dtype(np.float16), "vectors", "counting_sort"),
     ],
     ids=str,
@@ -159,8 +183,8 @@ def test_equal_bits_on_every_run(variant):
 
 @pytest.mark.parametrize("variant", embedding.BACKWARD.runnable())
 def test_under_checks(under_checks, variant):
-    tokens, table, positions, dout = inputs(2, 9, 7, 40 if variant == "owned_rows" else 35)
-    of_forward = "vectors" if variant == "owned_rows" else "warp_per_row"
+    tokens, table, positions, dout = inputs(2, 9, 7, 40 if variant in BY_OWNERS else 35)
+    of_forward = "vectors" if variant in BY_OWNERS else "warp_per_row"
     out = forward(tokens, table, positions, variant=of_forward)
     assert_close(out, embedding.reference(tokens, table, positions))
     got = backward(tokens, dout, table, positions, variant=variant)
@@ -170,7 +194,7 @@ def test_under_checks(under_checks, variant):
 
 
 def test_a_long_list_under_checks(under_checks):
-    tokens = np.full((1, owned.SHORT + 3), 1, np.int32)
+    tokens = np.full((1, embedding_parts.SHORT + 3), 1, np.int32)
     tokens[0, 5] = 0
     dout = np.random.default_rng(0).standard_normal((*tokens.shape, 8), dtype=np.float32)
     got, _ = backward(tokens, dout, np.zeros((3, 8), np.float32), None, variant="owned_rows")

@@ -68,10 +68,7 @@ class CompiledKernel:
 
     def bind(self, grid: Dim, block: Dim, shared_bytes: int, values: list[Any]) -> Callable[[Any], None]:
         """What enqueues this launch on a stream, now or again later; ``values`` holds each argument, arrays packed."""
-        if shared_bytes > self._shared_bytes:
-            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            call(driver.cuFuncSetAttribute, self._function, attribute, shared_bytes)
-            self._shared_bytes = shared_bytes
+        self._allow(shared_bytes)
         for index, pack in self._scalars:
             values[index] = pack(values[index])
         arguments = b"".join(values)
@@ -82,6 +79,18 @@ class CompiledKernel:
                 config = self._configs[shape] = _config(grid, block, shared_bytes, self._cluster, self._starts_early)
             return partial(self._launch_config, arguments, config)
         return partial(self._launch, arguments, grid, block, shared_bytes)
+
+    def clusters_at_once(self, block: Dim, shared_bytes: int) -> int:
+        """How many clusters of such blocks the GPU has room for: some of its parts may be short of multiprocessors."""
+        self._allow(shared_bytes)
+        config = _config((self._cluster, 1, 1), block, shared_bytes, self._cluster, self._starts_early)
+        return int(call(driver.cuOccupancyMaxActiveClusters, self._function, config))
+
+    def _allow(self, shared_bytes: int) -> None:
+        if shared_bytes > self._shared_bytes:
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            call(driver.cuFuncSetAttribute, self._function, attribute, shared_bytes)
+            self._shared_bytes = shared_bytes
 
     def _launch(self, arguments: bytes, grid: Dim, block: Dim, shared_bytes: int, stream: CudaStream) -> None:
         x, y, z = grid

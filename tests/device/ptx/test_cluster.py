@@ -1,10 +1,10 @@
-"""numstack.device.ptx.cluster: two blocks share what one of them loads, and arrive at each other's barriers."""
+"""numstack.device.ptx.cluster: blocks share what one of them loads, their barriers, and each other's memory."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from numba import cuda, int32, uint8, uint16, uint32, uint64
+from numba import cuda, float32, int32, uint8, uint16, uint32, uint64
 
 from numstack.device import Kernel, current_device, kernel
 from numstack.device.ptx import cluster, integers, mbarrier, tma
@@ -68,3 +68,57 @@ def test_a_box_goes_to_both_blocks(hopper: Bench, ndim: int) -> None:
     for block in range(2):
         np.testing.assert_array_equal(found[:, block], boxes)
     np.testing.assert_array_equal(hopper.result(arrived), 1)
+
+
+BLOCKS = 4
+THREADS = 64
+
+
+@kernel(name="neighbours", cluster=BLOCKS)
+def _neighbours(y_N, counted_N, x_N, z_N):
+    """Each thread puts words down in the next block's memory, and reads what the block before it has."""
+    counts = cuda.shared.array(2, int32)
+    words = cuda.shared.array(THREADS, int32)
+    values = cuda.shared.array(THREADS, float32)
+    t = cuda.threadIdx.x
+    i = cuda.blockIdx.x * THREADS + t
+    rank = cuda.blockIdx.x % BLOCKS
+    words[t] = int32(-7)
+    if t < 2:
+        counts[t] = int32(0)
+    cluster.barrier()
+    after = uint32((rank + 1) % BLOCKS)
+    is_even = uint32(1 - t % 2)
+    place = cluster.count_if(is_even, cluster.address_of(integers.shared_address(counts), after))
+    counted_N[i] = place
+    own = uint32(integers.shared_address(words) + uint32(4 * t))
+    cluster.store_int32_if(is_even, cluster.address_of(own, after), int32(i))
+    own = uint32(integers.shared_address(values) + uint32(4 * t))
+    cluster.store_float32(cluster.address_of(own, after), float32(i))
+    cluster.arrive_at_barrier()
+    cluster.wait_at_barrier()
+    y_N[i] = words[t]
+    x_N[i] = values[t]
+    before = uint32((rank + BLOCKS - 1) % BLOCKS)
+    own = uint32(integers.shared_address(words) + uint32(4 * t))
+    z_N[i] = cluster.load_int32(cluster.address_of(own, before))
+    cluster.barrier()
+
+
+def test_words_in_other_blocks(hopper: Bench) -> None:
+    n = 2 * BLOCKS * THREADS
+    y, counted, z = (hopper.array(poisoned(n, np.int32)) for _ in range(3))
+    x = hopper.array(poisoned(n))
+    _neighbours[2 * BLOCKS, THREADS](y, counted, x, z)
+    number = np.arange(n).reshape(2, BLOCKS, THREADS)
+    is_even = number % 2 == 0
+    from_before = np.roll(number, 1, axis=1)
+    words = np.where(is_even, from_before, -7)
+    np.testing.assert_array_equal(hopper.result(y).reshape(number.shape), words)
+    np.testing.assert_array_equal(hopper.result(x).reshape(number.shape), from_before)
+    np.testing.assert_array_equal(hopper.result(z).reshape(number.shape), np.roll(words, 1, axis=1))
+    places = np.sort(hopper.result(counted).reshape(number.shape), axis=2)
+    np.testing.assert_array_equal(places[..., : THREADS // 2], -1)
+    np.testing.assert_array_equal(
+        places[..., THREADS // 2 :], np.broadcast_to(np.arange(THREADS // 2), (2, BLOCKS, 32))
+    )
