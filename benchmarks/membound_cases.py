@@ -190,13 +190,17 @@ def of_layernorm(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
     ox, oy, ody, odx = map(ours, (x, y, dy, dx))
     oweight, obias = ours(weight.float()), ours(bias.float())
     statistics = [ours(mean), ours(rstd)]
-    run = partial(layernorm.forward, ox, oweight, obias, oy, *statistics, eps=1e-5)
+    run = partial(layernorm.forward, ox, oweight, obias, oy, eps=1e-5)
 
     def forward(x: Any, weight: Any, bias: Any) -> Any:
         return torch.nn.functional.layer_norm(x, (s.C,), weight, bias)
 
+    def forward_kept(x: Any, weight: Any, bias: Any) -> Any:
+        return torch.ops.aten.native_layer_norm(x, [s.C], weight, bias, 1e-5)
+
     yield case("layernorm forward", size(x, y), run, [y], forward, x, weight, bias)
-    run()
+    run, kept = partial(layernorm.forward, ox, oweight, obias, oy, *statistics, eps=1e-5), [y, mean, rstd]
+    yield case("layernorm forward, statistics kept", size(x, *kept), run, kept, forward_kept, x, weight, bias)
     _, tmean, trstd = torch.native_layer_norm(x, [s.C], weight, bias, 1e-5)
 
     def backward(dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
@@ -227,15 +231,23 @@ def of_residual(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
     total, y = torch.empty_like(x), torch.empty_like(x)
     weight, bias = (random(torch, place, s.C) for _ in range(2))
     mean, rstd = (torch.empty(s.R, device=place) for _ in range(2))
-    arrays = map(ours, (x, residual, weight.float(), bias.float(), total, y, mean, rstd))
+    arrays = list(map(ours, (x, residual, weight.float(), bias.float(), total, y)))
+    statistics = [ours(mean), ours(rstd)]
     run = partial(layernorm_residual.forward, *arrays, eps=1e-5)
 
     def forward(x: Any, residual: Any, weight: Any, bias: Any) -> Any:
         total = x + residual
         return total, torch.nn.functional.layer_norm(total, (s.C,), weight, bias)
 
+    def forward_kept(x: Any, residual: Any, weight: Any, bias: Any) -> Any:
+        total = x + residual
+        return total, *torch.ops.aten.native_layer_norm(total, [s.C], weight, bias, 1e-5)
+
     inputs = (x, residual, weight, bias)
     yield case("residual and layernorm", size(x, residual, total, y), run, [total, y], forward, *inputs)
+    run, kept = partial(layernorm_residual.forward, *arrays, *statistics, eps=1e-5), [total, y, mean, rstd]
+    name = "residual and layernorm, statistics kept"
+    yield case(name, size(x, residual, *kept), run, kept, forward_kept, *inputs)
 
 
 def of_rmsnorm(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
@@ -244,13 +256,18 @@ def of_rmsnorm(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
     rstd, dweight = torch.empty(s.R, device=place), torch.empty(s.C, device=place)
     workspace = torch.empty(rmsnorm.workspace_size(s.R, s.C), device=place)
     ox, oweight, orstd = ours(x), ours(weight.float()), ours(rstd)
-    run = partial(rmsnorm.forward, ox, oweight, ours(y), orstd, eps=1e-5)
+    run = partial(rmsnorm.forward, ox, oweight, ours(y), eps=1e-5)
 
     def forward(x: Any, weight: Any) -> Any:
         return torch.nn.functional.rms_norm(x, (s.C,), weight, 1e-5)
 
+    def forward_kept(x: Any, weight: Any) -> Any:
+        rstd = torch.rsqrt(x.float().square().mean(1, keepdim=True) + 1e-5)
+        return (x.float() * rstd * weight.float()).to(x.dtype), rstd
+
     yield case("rmsnorm forward", size(x, y), run, [y], forward, x, weight)
-    run()
+    run, kept = partial(rmsnorm.forward, ox, oweight, ours(y), orstd, eps=1e-5), [y, rstd]
+    yield case("rmsnorm forward, statistics kept", size(x, *kept), run, kept, forward_kept, x, weight)
 
     def by_autograd(dy: Any, x: Any, weight: Any) -> Any:
         leaves = [tensor.detach().requires_grad_() for tensor in (x, weight)]

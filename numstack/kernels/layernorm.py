@@ -30,16 +30,8 @@ import numpy as np
 from numba import cuda, float32
 
 from numstack.device import Array, Stream, kernel, narrow, widen
-from numstack.kernels import norm_rows, norm_rows_backward
-from numstack.kernels.launch import (
-    ceil_div,
-    check_contiguous,
-    check_dtype,
-    check_floats,
-    check_ndim,
-    check_shape,
-    check_workspace,
-)
+from numstack.kernels import norm_arrays, norm_rows, norm_rows_backward
+from numstack.kernels.launch import ceil_div, check_workspace
 from numstack.kernels.reduce_vectors import ODD
 from numstack.kernels.rows import row_of
 from numstack.kernels.variants import Variant, Variants
@@ -90,8 +82,9 @@ def _forward_thread_per_row(x_RC, weight_C, bias_C, y_RC, mean_R, rstd_R, eps):
         for c in range(C):
             normal = (widen(x_RC[row, c]) - mean) * rstd
             y_RC[row, c] = narrow(normal * widen(weight_C[c]) + widen(bias_C[c]), y_RC.dtype)
-        mean_R[row] = mean
-        rstd_R[row] = rstd
+        if row < rstd_R.size:
+            mean_R[row] = mean
+            rstd_R[row] = rstd
 
 
 @cuda.jit(device=True)
@@ -135,7 +128,7 @@ def _forward_block_per_row(x_RC, weight_C, bias_C, y_RC, mean_R, rstd_R, eps):
         if c < C:
             normal = (widen(x_RC[row, c]) - mean) * rstd
             y_RC[row, c] = narrow(normal * widen(weight_C[c]) + widen(bias_C[c]), y_RC.dtype)
-    if thread == 0:
+    if thread == 0 and row < rstd_R.size:
         mean_R[row] = mean
         rstd_R[row] = rstd
 
@@ -164,7 +157,7 @@ def _forward_warp_per_row(x_RC, weight_C, bias_C, y_RC, mean_R, rstd_R, eps):
         if c < columns:
             normal = (widen(x_RC[row, c]) - mean) * rstd
             y_RC[row, c] = narrow(normal * widen(weight_C[c]) + widen(bias_C[c]), y_RC.dtype)
-    if lane == 0 and columns > 0:
+    if lane == 0 and row < rstd_R.size:
         mean_R[row] = mean
         rstd_R[row] = rstd
 
@@ -336,7 +329,7 @@ def _forward_by_warps(arrays: tuple[Array, ...], eps: float, stream: Stream | No
 
 
 def _forward_by_registers(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
-    norm_rows.launch_forward(arrays, eps, True, stream)
+    norm_rows.launch(arrays, eps, True, stream)
 
 
 def _backward_by_threads(
@@ -413,21 +406,22 @@ def forward(
     weight_C: Array,
     bias_C: Array,
     y_RC: Array,
-    mean_R: Array,
-    rstd_R: Array,
+    mean_R: Array | None = None,
+    rstd_R: Array | None = None,
     *,
     eps: float,
     variant: str | None = None,
     stream: Stream | None = None,
 ) -> None:
-    """Normalise each row of x, then scale and shift; keep mean and 1/deviation for :func:`backward`.
+    """Normalise each row of x, then scale and shift; keep mean and 1/deviation for :func:`backward`, if wanted.
 
     Parameters
     ----------
     x_RC, y_RC : array, shape (R, C), floating, C-contiguous
         y may be x.
     weight_C, bias_C : array, shape (C,), floating
-    mean_R, rstd_R : array, shape (R,), float32
+    mean_R, rstd_R : array, shape (R,), float32, or both None
+        None where there will be no gradient.
     eps : float
         Added to the variance; units of x squared.
     variant : str, optional
@@ -442,16 +436,11 @@ def forward(
     -----
     Workspace: none. Deterministic: yes.
     """
-    check_ndim("layernorm", 2, x_RC=x_RC)
-    R, C = x_RC.shape
-    check_shape("layernorm", (C,), weight_C=weight_C, bias_C=bias_C)
-    check_shape("layernorm", (R, C), y_RC=y_RC)
-    check_shape("layernorm", (R,), mean_R=mean_R, rstd_R=rstd_R)
-    check_floats("layernorm", x_RC=x_RC, weight_C=weight_C, bias_C=bias_C, y_RC=y_RC)
-    check_dtype("layernorm", np.float32, mean_R=mean_R, rstd_R=rstd_R)
-    check_contiguous("layernorm", x_RC=x_RC, weight_C=weight_C, bias_C=bias_C, y_RC=y_RC, mean_R=mean_R, rstd_R=rstd_R)
-    chosen = FORWARD.pick(variant, row_of(C, x_RC, weight_C, bias_C, y_RC))
-    chosen.launch((x_RC, weight_C, bias_C, y_RC, mean_R, rstd_R), float(eps), stream)
+    statistics = norm_arrays.given("layernorm", mean_R=mean_R, rstd_R=rstd_R)
+    norm_arrays.check("layernorm", {"x_RC": x_RC, "y_RC": y_RC}, {"weight_C": weight_C, "bias_C": bias_C}, statistics)
+    mean, rstd = statistics.values() or [norm_arrays.nothing(x_RC)] * 2
+    chosen = FORWARD.pick(variant, row_of(x_RC.shape[1], x_RC, weight_C, bias_C, y_RC))
+    chosen.launch((x_RC, weight_C, bias_C, y_RC, mean, rstd), float(eps), stream)
 
 
 def backward(
@@ -498,17 +487,13 @@ def backward(
     -----
     Deterministic: yes. Sums over rows are made by block, then over the blocks in order; no atomics.
     """
-    check_ndim("layernorm", 2, x_RC=x_RC)
-    R, C = x_RC.shape
-    check_shape("layernorm", (R, C), dy_RC=dy_RC, dx_RC=dx_RC)
-    check_shape("layernorm", (C,), weight_C=weight_C, dweight_C=dweight_C, dbias_C=dbias_C)
-    check_shape("layernorm", (R,), mean_R=mean_R, rstd_R=rstd_R)
-    check_floats(
-        "layernorm", x_RC=x_RC, dy_RC=dy_RC, dx_RC=dx_RC, weight_C=weight_C, dweight_C=dweight_C, dbias_C=dbias_C
+    norm_arrays.check(
+        "layernorm",
+        {"x_RC": x_RC, "dy_RC": dy_RC, "dx_RC": dx_RC},
+        {"weight_C": weight_C, "dweight_C": dweight_C, "dbias_C": dbias_C},
+        {"mean_R": mean_R, "rstd_R": rstd_R},
     )
-    check_dtype("layernorm", np.float32, mean_R=mean_R, rstd_R=rstd_R)
-    check_contiguous("layernorm", x_RC=x_RC, dy_RC=dy_RC, dx_RC=dx_RC, weight_C=weight_C, mean_R=mean_R, rstd_R=rstd_R)
-    check_contiguous("layernorm", dweight_C=dweight_C, dbias_C=dbias_C)
+    R, C = x_RC.shape
     check_workspace("layernorm", workspace, workspace_size(R, C))
     arrays = (dy_RC, x_RC, weight_C, mean_R, rstd_R, dx_RC, dweight_C, dbias_C)
     chosen = BACKWARD.pick(variant, row_of(C, dy_RC, x_RC, weight_C, dx_RC, workspace))

@@ -9,12 +9,11 @@ Ladder: ``warp_per_row`` reads its sum again from the cache; ``row_in_registers`
 
 import math
 
-import numpy as np
 from numba import cuda, float32
 
 from numstack.device import Array, Stream, kernel, narrow, widen
-from numstack.kernels import norm_rows
-from numstack.kernels.launch import ceil_div, check_contiguous, check_dtype, check_floats, check_ndim, check_shape
+from numstack.kernels import norm_arrays, norm_rows
+from numstack.kernels.launch import ceil_div
 from numstack.kernels.rows import row_of
 from numstack.kernels.variants import Variant, Variants
 from numstack.kernels.warp import WARP, warp_sum
@@ -47,7 +46,7 @@ def _forward_warp_per_row(x_RC, residual_RC, weight_C, bias_C, sum_RC, y_RC, mea
         if c < columns:
             normal = (widen(sum_RC[row, c]) - mean) * rstd
             y_RC[row, c] = narrow(normal * widen(weight_C[c]) + widen(bias_C[c]), y_RC.dtype)
-    if lane == 0 and columns > 0:
+    if lane == 0 and row < rstd_R.size:
         mean_R[row] = mean
         rstd_R[row] = rstd
 
@@ -58,7 +57,8 @@ def _forward_by_warps(arrays: tuple[Array, ...], eps: float, stream: Stream | No
 
 
 def _forward_by_registers(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
-    norm_rows.launch_forward_residual(arrays, eps, stream)
+    x, residual, weight, bias, total, y, mean, rstd = arrays
+    norm_rows.launch((x, weight, bias, y, mean, rstd), eps, True, stream, of_sum=(residual, total))
 
 
 FORWARD = Variants(
@@ -83,8 +83,8 @@ def forward(
     bias_C: Array,
     sum_RC: Array,
     y_RC: Array,
-    mean_R: Array,
-    rstd_R: Array,
+    mean_R: Array | None = None,
+    rstd_R: Array | None = None,
     *,
     eps: float,
     variant: str | None = None,
@@ -97,8 +97,8 @@ def forward(
     x_RC, residual_RC, sum_RC, y_RC : array, shape (R, C), floating, C-contiguous
         sum may be x or residual.
     weight_C, bias_C : array, shape (C,), floating
-    mean_R, rstd_R : array, shape (R,), float32
-        Of the sum, for ``layernorm.backward``, which takes the sum for its x.
+    mean_R, rstd_R : array, shape (R,), float32, or both None
+        Of the sum, for ``layernorm.backward``, which takes the sum for its x; None where there will be no gradient.
     eps : float
         Added to the variance; units of x squared.
     variant : str, optional
@@ -113,14 +113,9 @@ def forward(
     -----
     Workspace: none. Deterministic: yes.
     """
-    check_ndim("layernorm_residual", 2, x_RC=x_RC)
-    R, C = x_RC.shape
+    statistics = norm_arrays.given("layernorm_residual", mean_R=mean_R, rstd_R=rstd_R)
     rows = {"x_RC": x_RC, "residual_RC": residual_RC, "sum_RC": sum_RC, "y_RC": y_RC}
-    check_shape("layernorm_residual", (C,), weight_C=weight_C, bias_C=bias_C)
-    check_shape("layernorm_residual", (R, C), **rows)
-    check_shape("layernorm_residual", (R,), mean_R=mean_R, rstd_R=rstd_R)
-    check_floats("layernorm_residual", weight_C=weight_C, bias_C=bias_C, **rows)
-    check_dtype("layernorm_residual", np.float32, mean_R=mean_R, rstd_R=rstd_R)
-    check_contiguous("layernorm_residual", weight_C=weight_C, bias_C=bias_C, mean_R=mean_R, rstd_R=rstd_R, **rows)
-    arrays = (x_RC, residual_RC, weight_C, bias_C, sum_RC, y_RC, mean_R, rstd_R)
-    FORWARD.pick(variant, row_of(C, *arrays[:6])).launch(arrays, float(eps), stream)
+    norm_arrays.check("layernorm_residual", rows, {"weight_C": weight_C, "bias_C": bias_C}, statistics)
+    mean, rstd = statistics.values() or [norm_arrays.nothing(x_RC)] * 2
+    arrays = (x_RC, residual_RC, weight_C, bias_C, sum_RC, y_RC, mean, rstd)
+    FORWARD.pick(variant, row_of(x_RC.shape[1], *arrays[:6])).launch(arrays, float(eps), stream)

@@ -4,9 +4,10 @@
 and not the other: without, there is no mean and no bias, and the arrays for them are others that are not looked at.
 
 A row is read once and stays in registers, where mean and variance are taken, by a warp or by a block; a few rows at a
-time share what is loaded of weight and bias. Many short blocks do best. Blocks that stay, with the weights in registers
-and the next row on its way, took 3 to 8% longer on an H200, as did blocks of 4 to 16 rows a warp; a cache policy by
-which what is read leaves first cost 4%.
+time share what is loaded of weight and bias, and one access stores their statistics. Many short blocks do best. On an
+H200 blocks that stay, with the weights in registers and the next row on its way, took 3 to 8% longer, as did blocks of
+4 to 16 rows a warp; the copy engine (``ptx.bulk``) 5 to 20%, in short blocks and in ones that stay; loads that leave
+nothing in the first cache 2 to 8%; a policy by which what is read leaves the second cache first 4%.
 """
 
 import functools
@@ -21,7 +22,7 @@ from numstack.kernels.rows import VECTOR, Layout, Row
 from numstack.kernels.warp import WARP, warp_sum
 
 MOST_VECTORS = 3  # of a row that a thread keeps
-MOST_THREADS = 384  # of a row, and of a block of the backward pass: three warps for each scheduler, 168 registers
+MOST_THREADS = 384  # of a row
 MOST_COLUMNS = VECTOR * MOST_THREADS * MOST_VECTORS
 BATCH = 2  # rows of a warp, or of a block, that the forward pass has on their way at once
 
@@ -71,41 +72,34 @@ class Places(NamedTuple):
     is_full: bool
 
 
-def places_of(columns: int, centred: bool) -> Places:
-    """Few places that idle, and few registers.
+def places_of(columns: int, centred: bool, is_sum: bool) -> Places:
+    """Few places that idle, and few registers: as measured fastest of some twenty on an H200, within 1 to 2%.
 
     Pieces of 4 elements are 16 bytes of the weights, which most often are float32, so that neighbours load neighbours.
-    Without means there are registers for four rows of a thread.
     """
     threads = 2 * WARP
     if columns % (4 * threads) == 0 and columns <= 3 * 4 * threads:
-        if not centred and columns > 4 * threads:
-            return Places(columns // VECTOR, 4, 2, 1, 2 * BATCH, True, True)
-        return Places(threads, 4, columns // (4 * threads), 1, BATCH, True, True)
+        if columns > 4 * threads and (is_sum or not centred):
+            return Places(columns // VECTOR, 4, 2, 1, BATCH if is_sum else 2 * BATCH, True, True)
+        return Places(threads, 4, columns // (4 * threads), 1, BATCH if is_sum else 2 * BATCH, True, True)
     threads, vectors, rows = layout_of(columns, 2 * WARP)
-    return Places(threads, VECTOR, vectors, rows if threads == WARP else 1, BATCH, False, False)
+    is_full = threads * vectors * VECTOR == columns
+    return Places(threads, VECTOR, vectors, rows if threads == WARP else 1, BATCH, False, is_full)
 
 
-def launch_forward(arrays: tuple[Array, ...], eps: float, centred: bool, stream: Stream | None) -> None:
-    """Launch ``forward`` on (x, weight, bias, y, mean, rstd)."""
+def launch(
+    arrays: tuple[Array, ...], eps: float, centred: bool, stream: Stream | None, of_sum: tuple[Array, ...] = ()
+) -> None:
+    """Launch ``forward`` on (x, weight, bias, y, mean, rstd), or on x + residual if ``of_sum`` is (residual, sum)."""
     x, weight, bias, y, mean, rstd = arrays
     R, C = x.shape
-    places = places_of(C, centred)
-    row_in_registers = forward(places, centred)
+    places = places_of(C, centred, bool(of_sum))
+    residual, total = of_sum or (x, y)
+    row_in_registers = forward(places, centred, from_dtype(total.dtype) if of_sum else None)
     row_in_registers[ceil_div(R, places.rows * places.batch), (places.threads, places.rows), stream](
-        flat(x), weight, bias, flat(y), mean, rstd, eps, 1 / C, flops=8 * R * C
-    )
-
-
-def launch_forward_residual(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
-    """Launch ``forward_residual`` on (x, residual, weight, bias, sum, y, mean, rstd)."""
-    x, residual, weight, bias, total, y, mean, rstd = arrays
-    R, C = x.shape
-    places = places_of(C, True)
-    row_in_registers = forward_residual(places, from_dtype(total.dtype))
-    row_in_registers[ceil_div(R, places.rows * places.batch), (places.threads, places.rows), stream](
-        flat(x), flat(residual), weight, bias, flat(total), flat(y), mean, rstd, eps, 1 / C, flops=9 * R * C
-    )
+        flat(x), flat(residual), weight, bias, flat(total), flat(y), mean, rstd, R, eps, 1 / C,
+        flops=(9 if of_sum else 8) * R * C,
+    )  # fmt: skip
 
 
 class _Functions(NamedTuple):
@@ -150,15 +144,17 @@ def _functions(places: Places, centred: bool) -> _Functions:
     is_there = is_always_there if is_full else is_in_row
 
     @cuda.jit(device=True)
-    def fetch(x_N, row, start, R, C, x):
-        """The thread's elements of its rows, of which ``row`` is the first; zeros where there is nothing."""
+    def fetch(x_N, row, R, C, x):
+        """The thread's elements of its rows, of which ``row`` is the first; for rows past the last, that one again."""
         for b in range(batch):
-            for i in range(b * elements, b * elements + elements):
-                x[i] = float32(0)
-            if row + b < R:
-                for p in range(pieces):
-                    if is_there(p, C):
-                        load(x_N, start + b * C + p * across, x, b * elements + p * width)
+            start = min(row + b, R - 1) * C + width * cuda.threadIdx.x
+            for p in range(pieces):
+                first = b * elements + p * width
+                if is_there(p, C):
+                    load(x_N, start + p * across, x, first)
+                else:
+                    for k in range(first, first + width):
+                        x[k] = float32(0)
 
     @cuda.jit(device=True)
     def store_rows(y_N, row, start, R, C, y):
@@ -199,8 +195,17 @@ def _functions(places: Places, centred: bool) -> _Functions:
     totals = totals_of_warp if threads == WARP else totals_of_block
 
     @cuda.jit(device=True)
+    def of_thread(values, place):
+        """values[place], which is in a register whose number must not depend on the thread."""
+        mine = values[0]
+        for b in range(1, batch):
+            value = values[b]
+            mine = value if place == b else mine
+        return mine
+
+    @cuda.jit(device=True)
     def normalise(x, row, start, R, C, weight_C, bias_C, weight, bias, y_N, mean_R, rstd_R, eps, inverse_C):
-        """Writes y, mean and 1/deviation of the rows in x."""
+        """Writes y of the rows in x; mean and 1/deviation if there is room for them."""
         shared = cuda.shared.array((2, batch, WARP), float32)
         mean = cuda.local.array(batch, float32)
         rstd = cuda.local.array(batch, float32)
@@ -243,48 +248,30 @@ def _functions(places: Places, centred: bool) -> _Functions:
                             x[i] += bias[first + k]
                     if row + b < R:
                         store(y_N, start + b * C + p * across, x, b * elements + p * width)
-        if cuda.threadIdx.x == 0:
-            for b in range(batch):
-                if row + b < R:
-                    rstd_R[uint32(row + b)] = rstd[b]
-                    if centred:
-                        mean_R[uint32(row + b)] = mean[b]
+        # The statistics of all rows leave by one access: thread b has those of row b.
+        place = cuda.threadIdx.x
+        if place < batch and row + place < rstd_R.size:
+            rstd_R[uint32(row + place)] = of_thread(rstd, place)
+            if centred:
+                mean_R[uint32(row + place)] = of_thread(mean, place)
 
     first_row = first_row_of_warp if threads == WARP else first_row_of_block
     return _Functions(first_row, width_of_row, fetch, fetch_weights, store_rows, normalise)
 
 
 @functools.cache
-def forward(places: Places, centred: bool) -> Kernel:
-    """y, 1/deviation and, if ``centred``, mean of x."""
+def forward(places: Places, centred: bool, storage: Any) -> Kernel:
+    """y, 1/deviation and, if ``centred``, mean of x.
+
+    With ``storage``, a numba type: of x + residual as it is stored in an array of that type, ``total_N``.
+    Without, nothing looks at residual and total. Nor does it at statistics that have no elements.
+    """
     width = places.width
     n_x = places.batch * width * places.pieces
     n_weights = width * (places.pieces if places.is_early else 1)
-    first_row, width_of_row, fetch, fetch_weights, _, normalise = _functions(places, centred)
-
-    @kernel(name=f"{'layernorm' if centred else 'rmsnorm'}.forward row_in_registers")
-    def row_in_registers(x_N, weight_C, bias_C, y_N, mean_R, rstd_R, eps, inverse_C):
-        x = cuda.local.array(n_x, float32)
-        weight = cuda.local.array(n_weights, float32)
-        bias = cuda.local.array(n_weights, float32)
-        R = rstd_R.size
-        C = width_of_row(weight_C)
-        row = first_row()
-        start = row * C + width * cuda.threadIdx.x
-        fetch(x_N, row, start, R, C, x)
-        fetch_weights(weight_C, bias_C, weight, bias, C)
-        normalise(x, row, start, R, C, weight_C, bias_C, weight, bias, y_N, mean_R, rstd_R, eps, inverse_C)
-
-    return row_in_registers
-
-
-@functools.cache
-def forward_residual(places: Places, storage: Any) -> Kernel:
-    """sum = x + residual, and y, mean and 1/deviation of the sum as it is stored, in numba type ``storage``."""
-    width = places.width
-    n_x = places.batch * width * places.pieces
-    n_weights = width * (places.pieces if places.is_early else 1)
-    first_row, width_of_row, fetch, fetch_weights, store, normalise = _functions(places, True)
+    is_sum = storage is not None
+    n_other = n_x if is_sum else 1
+    first_row, width_of_row, fetch, fetch_weights, store, normalise = _functions(places, centred)
 
     @cuda.jit(device=True)
     def round_bf16(x, total_N):
@@ -299,24 +286,26 @@ def forward_residual(places: Places, storage: Any) -> Kernel:
             x[k] = widen(narrow(x[k], total_N.dtype))
 
     rounded = round_bf16 if storage == uint16 else round_any
+    operation = "layernorm_residual" if is_sum else "layernorm" if centred else "rmsnorm"
 
-    @kernel(name="layernorm_residual.forward row_in_registers")
-    def row_in_registers(x_N, residual_N, weight_C, bias_C, total_N, y_N, mean_R, rstd_R, eps, inverse_C):
+    @kernel(name=f"{operation}.forward row_in_registers")
+    def row_in_registers(x_N, residual_N, weight_C, bias_C, total_N, y_N, mean_R, rstd_R, R, eps, inverse_C):
         x = cuda.local.array(n_x, float32)
-        other = cuda.local.array(n_x, float32)
+        other = cuda.local.array(n_other, float32)
         weight = cuda.local.array(n_weights, float32)
         bias = cuda.local.array(n_weights, float32)
-        R = rstd_R.size
         C = width_of_row(weight_C)
         row = first_row()
         start = row * C + width * cuda.threadIdx.x
-        fetch(x_N, row, start, R, C, x)
-        fetch(residual_N, row, start, R, C, other)
+        fetch(x_N, row, R, C, x)
+        if is_sum:
+            fetch(residual_N, row, R, C, other)
         fetch_weights(weight_C, bias_C, weight, bias, C)
-        for i in range(n_x):
-            x[i] += other[i]
-        rounded(x, total_N)
-        store(total_N, row, start, R, C, x)
+        if is_sum:
+            for i in range(n_x):
+                x[i] += other[i]
+            rounded(x, total_N)
+            store(total_N, row, start, R, C, x)
         normalise(x, row, start, R, C, weight_C, bias_C, weight, bias, y_N, mean_R, rstd_R, eps, inverse_C)
 
     return row_in_registers

@@ -25,16 +25,8 @@ import numpy as np
 from numba import cuda, float32
 
 from numstack.device import Array, Stream, kernel, narrow, widen
-from numstack.kernels import norm_rows, norm_rows_backward
-from numstack.kernels.launch import (
-    ceil_div,
-    check_contiguous,
-    check_dtype,
-    check_floats,
-    check_ndim,
-    check_shape,
-    check_workspace,
-)
+from numstack.kernels import norm_arrays, norm_rows, norm_rows_backward
+from numstack.kernels.launch import ceil_div, check_workspace
 from numstack.kernels.rows import row_of
 from numstack.kernels.variants import Variant, Variants
 from numstack.kernels.warp import WARP, warp_sum
@@ -81,7 +73,7 @@ def _forward_warp_per_row(x_RC, weight_C, y_RC, rstd_R, eps):
         c = c0 + lane
         if c < columns:
             y_RC[row, c] = narrow(widen(x_RC[row, c]) * rstd * widen(weight_C[c]), y_RC.dtype)
-    if lane == 0 and columns > 0:
+    if lane == 0 and row < rstd_R.size:
         rstd_R[row] = rstd
 
 
@@ -141,7 +133,7 @@ def _forward_by_warps(arrays: tuple[Array, ...], eps: float, stream: Stream | No
 def _forward_by_registers(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
     x, weight, y, rstd = arrays
     # For bias and means, which there are none of, arrays that are not looked at.
-    norm_rows.launch_forward((x, weight, weight, y, rstd, rstd), eps, False, stream)
+    norm_rows.launch((x, weight, weight, y, rstd, rstd), eps, False, stream)
 
 
 def _backward_by_rows_and_columns(
@@ -195,20 +187,21 @@ def forward(
     x_RC: Array,
     weight_C: Array,
     y_RC: Array,
-    rstd_R: Array,
+    rstd_R: Array | None = None,
     *,
     eps: float,
     variant: str | None = None,
     stream: Stream | None = None,
 ) -> None:
-    """Divide each row of x by its root mean square, then scale; keep the divisor's inverse for :func:`backward`.
+    """Divide each row of x by its root mean square, then scale; keep the inverse of that, if wanted.
 
     Parameters
     ----------
     x_RC, y_RC : array, shape (R, C), floating, C-contiguous
         y may be x.
     weight_C : array, shape (C,), floating
-    rstd_R : array, shape (R,), float32
+    rstd_R : array, shape (R,), float32, or None
+        1 / root mean square, for :func:`backward`; None where there will be no gradient.
     eps : float
         Added to the mean square; units of x squared.
     variant : str, optional
@@ -223,16 +216,11 @@ def forward(
     -----
     Workspace: none. Deterministic: yes.
     """
-    check_ndim("rmsnorm", 2, x_RC=x_RC)
-    R, C = x_RC.shape
-    check_shape("rmsnorm", (C,), weight_C=weight_C)
-    check_shape("rmsnorm", (R, C), y_RC=y_RC)
-    check_shape("rmsnorm", (R,), rstd_R=rstd_R)
-    check_floats("rmsnorm", x_RC=x_RC, weight_C=weight_C, y_RC=y_RC)
-    check_dtype("rmsnorm", np.float32, rstd_R=rstd_R)
-    check_contiguous("rmsnorm", x_RC=x_RC, weight_C=weight_C, y_RC=y_RC, rstd_R=rstd_R)
-    chosen = FORWARD.pick(variant, row_of(C, x_RC, weight_C, y_RC))
-    chosen.launch((x_RC, weight_C, y_RC, rstd_R), float(eps), stream)
+    statistics = norm_arrays.given("rmsnorm", rstd_R=rstd_R)
+    norm_arrays.check("rmsnorm", {"x_RC": x_RC, "y_RC": y_RC}, {"weight_C": weight_C}, statistics)
+    chosen = FORWARD.pick(variant, row_of(x_RC.shape[1], x_RC, weight_C, y_RC))
+    rstd = norm_arrays.nothing(x_RC) if rstd_R is None else rstd_R
+    chosen.launch((x_RC, weight_C, y_RC, rstd), float(eps), stream)
 
 
 def backward(
@@ -277,15 +265,13 @@ def backward(
     -----
     Deterministic: yes. Sums over rows are made in an order that depends on the shape alone; no atomics.
     """
-    check_ndim("rmsnorm", 2, x_RC=x_RC)
+    norm_arrays.check(
+        "rmsnorm",
+        {"x_RC": x_RC, "dy_RC": dy_RC, "dx_RC": dx_RC},
+        {"weight_C": weight_C, "dweight_C": dweight_C},
+        {"rstd_R": rstd_R},
+    )
     R, C = x_RC.shape
-    check_shape("rmsnorm", (R, C), dy_RC=dy_RC, dx_RC=dx_RC)
-    check_shape("rmsnorm", (C,), weight_C=weight_C, dweight_C=dweight_C)
-    check_shape("rmsnorm", (R,), rstd_R=rstd_R)
-    check_floats("rmsnorm", x_RC=x_RC, dy_RC=dy_RC, dx_RC=dx_RC, weight_C=weight_C, dweight_C=dweight_C)
-    check_dtype("rmsnorm", np.float32, rstd_R=rstd_R)
-    check_contiguous("rmsnorm", x_RC=x_RC, dy_RC=dy_RC, dx_RC=dx_RC, weight_C=weight_C, rstd_R=rstd_R)
-    check_contiguous("rmsnorm", dweight_C=dweight_C)
     check_workspace("rmsnorm", workspace, workspace_size(R, C))
     chosen = BACKWARD.pick(variant, row_of(C, dy_RC, x_RC, weight_C, dx_RC, workspace))
     arrays = (dy_RC, x_RC, weight_C, rstd_R, dx_RC, dweight_C)

@@ -9,8 +9,8 @@ before the first is waited for::
                                     x[256:264]    x[264:272]          x[504:512]
                                     x[512:520]    x[520:528]          x[760:768]
 
-A short row is a warp's, and a block takes ROWS of them: its sums are shuffles. A longer one is a block's, whose warps
-meet in shared memory. Vectors past the row's end are not read, and count as the neutral element.
+A short row is a warp's: its sums are shuffles. A longer one is a block's, whose warps meet in shared memory. Vectors
+past the row's end are not read, and count as the neutral element.
 """
 
 import functools
@@ -24,7 +24,7 @@ from numstack.kernels.launch import are_aligned, ceil_div
 from numstack.kernels.warp import WARP, block_max, warp_max, warp_sum
 
 VECTOR = 8  # elements of a vector: 16 bytes of a 16-bit format
-ROWS = 4  # rows of a block where a warp takes a row
+ROWS = 4  # most rows of a block where a warp takes a row
 MAX_THREADS = 1024
 
 
@@ -73,12 +73,16 @@ class Layout(NamedTuple):
     def block(self) -> tuple[int, int]:
         return self.threads, self.rows
 
+    def is_full(self, columns: int) -> bool:
+        """Whether no vector is past the end of a row of this many columns."""
+        return self.threads * self.vectors * VECTOR == columns
+
 
 def layout(columns: int, most_vectors: int) -> Layout:
     """A layout for rows of this many columns, a multiple of VECTOR, of at most ``most_vectors`` vectors a thread."""
     n = ceil_div(columns, VECTOR)
-    if n <= WARP * most_vectors:
-        return Layout(WARP, ceil_div(n, WARP), ROWS)
+    if n <= WARP * most_vectors:  # short blocks: there is always one that starts while others compute or end
+        return Layout(WARP, ceil_div(n, WARP), min(ROWS, WARP * most_vectors // n))
     # Few threads idle past the end of the row: of 200 vectors 7 warps hold 1 each, or 4 warps 2.
     threads = WARP * ceil_div(n, WARP * most_vectors)
     return Layout(threads, ceil_div(n, threads), 1)
@@ -96,7 +100,7 @@ class RowFunctions(NamedTuple):
     ----------
     load : callable
         ``load(x, start, columns, values, first, neutral)``: the thread's elements of the row that begins at element
-        ``start`` of x, into ``values`` from ``first`` on; ``columns`` is 0 for a row that is not there.
+        ``start`` of x, into ``values`` from ``first`` on.
     store : callable
         ``store(y, start, columns, values, first)``.
     totals : callable
@@ -113,15 +117,15 @@ class RowFunctions(NamedTuple):
 
 
 @functools.cache
-def row_functions(threads: int, vectors: int) -> RowFunctions:
-    """The device functions of a layout."""
+def row_functions(threads: int, vectors: int, is_full: bool = False) -> RowFunctions:
+    """The device functions of a layout; ``is_full``: no vector is past the row's end."""
     n_warps = threads // WARP
 
     @cuda.jit(device=True)
     def load(x, start, columns, values, first, neutral):
         for v in range(vectors):
             c = VECTOR * (v * threads + cuda.threadIdx.x)
-            if c < columns:
+            if is_full or c < columns:
                 ptx.load8(x, start + c, values, first + VECTOR * v)
             else:
                 for k in range(VECTOR):
@@ -131,7 +135,7 @@ def row_functions(threads: int, vectors: int) -> RowFunctions:
     def store(y, start, columns, values, first):
         for v in range(vectors):
             c = VECTOR * (v * threads + cuda.threadIdx.x)
-            if c < columns:
+            if is_full or c < columns:
                 ptx.store8(y, start + c, values, first + VECTOR * v)
 
     @cuda.jit(device=True)

@@ -145,10 +145,10 @@ def _backward_warp_per_row(dy_RC, y_RC, dx_RC):
 
 
 @functools.cache
-def _forward_in_registers(layout: Layout) -> Kernel:
+def _forward_in_registers(layout: Layout, is_full: bool) -> Kernel:
     threads, vectors, rows = layout
     elements = VECTOR * vectors
-    load, store, totals, largest_of = row_functions(threads, vectors)
+    load, store, totals, largest_of = row_functions(threads, vectors, is_full)
 
     @kernel(name="softmax.forward row_in_registers")
     def forward_in_registers(x_RC, y_RC):
@@ -158,30 +158,37 @@ def _forward_in_registers(layout: Layout) -> Kernel:
         shared_largest = cuda.shared.array(WARP, float32)
         row = cuda.blockIdx.x * rows + cuda.threadIdx.y
         R, C = x_RC.shape
-        columns = C if row < R else 0
-        load(x_RC, row * C, columns, x, 0, MINUS_INFINITY)  # its exponential is 0, also in a row of nothing else
+        # In place of a row past the last, that one again: there is no branch to wait at, and nothing is stored.
+        load(x_RC, min(row, R - 1) * C, C, x, 0, MINUS_INFINITY)  # exp(-inf) is 0, also in a row of nothing else
         largest = LOWEST
-        for i in range(elements):
-            largest = max(largest, x[i])
+        for v in range(vectors):
+            of_vector = LOWEST
+            for i in range(VECTOR * v, VECTOR * v + VECTOR):
+                of_vector = max(of_vector, x[i])
+            largest = max(largest, of_vector)
         largest = largest_of(largest, shared_largest)
         total[0] = float32(0)
-        for i in range(elements):
-            x[i] = ptx.exp2((x[i] - largest) * ptx.LOG2_E)
-            total[0] += x[i]
+        for v in range(vectors):
+            of_vector = float32(0)
+            for i in range(VECTOR * v, VECTOR * v + VECTOR):
+                x[i] = ptx.exp2((x[i] - largest) * ptx.LOG2_E)
+                of_vector += x[i]
+            total[0] += of_vector
         totals(total, 1, shared)
         scale = float32(1) / total[0]
         for i in range(elements):
             x[i] *= scale
-        store(y_RC, row * C, columns, x, 0)
+        if row < R:
+            store(y_RC, row * C, C, x, 0)
 
     return forward_in_registers
 
 
 @functools.cache
-def _backward_in_registers(layout: Layout) -> Kernel:
+def _backward_in_registers(layout: Layout, is_full: bool) -> Kernel:
     threads, vectors, rows = layout
     elements = VECTOR * vectors
-    load, store, totals, _ = row_functions(threads, vectors)
+    load, store, totals, _ = row_functions(threads, vectors, is_full)
 
     @kernel(name="softmax.backward row_in_registers")
     def backward_in_registers(dy_RC, y_RC, dx_RC):
@@ -191,16 +198,20 @@ def _backward_in_registers(layout: Layout) -> Kernel:
         shared = cuda.shared.array((WARP, 1), float32)
         row = cuda.blockIdx.x * rows + cuda.threadIdx.y
         R, C = y_RC.shape
-        columns = C if row < R else 0
-        load(dy_RC, row * C, columns, dy, 0, float32(0))
-        load(y_RC, row * C, columns, y, 0, float32(0))
+        start = min(row, R - 1) * C  # as in the forward pass
+        load(dy_RC, start, C, dy, 0, float32(0))
+        load(y_RC, start, C, y, 0, float32(0))
         dot[0] = float32(0)
-        for i in range(elements):
-            dot[0] += dy[i] * y[i]
+        for v in range(vectors):
+            of_vector = float32(0)
+            for i in range(VECTOR * v, VECTOR * v + VECTOR):
+                of_vector += dy[i] * y[i]
+            dot[0] += of_vector
         totals(dot, 1, shared)
         for i in range(elements):
             y[i] *= dy[i] - dot[0]
-        store(dx_RC, row * C, columns, y, 0)
+        if row < R:
+            store(dx_RC, start, C, y, 0)
 
     return backward_in_registers
 
@@ -229,13 +240,17 @@ def _backward_by_warps(dy: Array, y: Array, dx: Array, stream: Stream | None) ->
 
 
 def _forward_by_registers(x: Array, y: Array, stream: Stream | None) -> None:
-    chosen = layout(x.shape[1], VECTORS)
-    _forward_in_registers(chosen)[ceil_div(x.shape[0], chosen.rows), chosen.block, stream](x, y, flops=5 * x.size)
+    R, C = x.shape
+    chosen = layout(C, VECTORS)
+    kernel_ = _forward_in_registers(chosen, chosen.is_full(C))
+    kernel_[ceil_div(R, chosen.rows), chosen.block, stream](x, y, flops=5 * x.size)
 
 
 def _backward_by_registers(dy: Array, y: Array, dx: Array, stream: Stream | None) -> None:
-    chosen = layout(y.shape[1], VECTORS)
-    _backward_in_registers(chosen)[ceil_div(y.shape[0], chosen.rows), chosen.block, stream](dy, y, dx, flops=4 * y.size)
+    R, C = y.shape
+    chosen = layout(C, VECTORS)
+    kernel_ = _backward_in_registers(chosen, chosen.is_full(C))
+    kernel_[ceil_div(R, chosen.rows), chosen.block, stream](dy, y, dx, flops=4 * y.size)
 
 
 FORWARD = Variants(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from numstack import memory
-from numstack.autograd import Node, record
+from numstack.autograd import Node, is_recorded, record
 from numstack.dtypes import storage
 from numstack.errors import ShapeError
 from numstack.kernels import layernorm as kernels
@@ -48,11 +48,13 @@ def layernorm(
     shape_RC = (n_rows, n_columns)
     x_RC, weight_C = x.array.reshape(shape_RC), weight.array
     y = memory.empty(x.shape, x_RC.dtype if out is None else storage(out), scope="forward")
-    mean_R = memory.empty((n_rows,), np.float32, scope="forward")
-    rstd_R = memory.empty((n_rows,), np.float32, scope="forward")
+    mean_R = rstd_R = None
+    if is_recorded(x, weight, bias):
+        mean_R, rstd_R = (memory.empty((n_rows,), np.float32, scope="forward") for _ in range(2))
     kernels.forward(x_RC, weight_C, bias.array, y.reshape(shape_RC), mean_R, rstd_R, eps=eps)
 
     def backward(node: Node) -> None:
+        assert mean_R is not None and rstd_R is not None  # of what is recorded they are kept
         dx, accumulate_dx = node.into(0)
         dweight_C, dbias_C, accumulate = node.into(1, 2)
         workspace = memory.empty((kernels.workspace_size(n_rows, n_columns),), np.float32, scope="workspace")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numstack.errors import ConfigError, DTypeError, ShapeError
-from numstack.kernels import layernorm, norm_rows
+from numstack.kernels import layernorm, norm_rows, norm_rows_backward
 from tests.golden import OnnxCase, onnx_cases
 from tests.golden.torch_kernels import LAYERNORM_EPS, torch_case
 from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
@@ -72,6 +72,15 @@ def test_forward_at_every_shape(variant):
             assert_close(got, expected, what=f"{name} of {what}")
 
 
+@pytest.mark.parametrize("variant", layernorm.FORWARD.runnable())
+def test_forward_without_statistics(variant):
+    for what, shape in shapes(variant).items():
+        x, weight, bias, _ = inputs(*shape)
+        y = to_device(poisoned(shape))
+        layernorm.forward(to_device(x), to_device(weight), to_device(bias), y, eps=EPS, variant=variant)
+        assert_close(to_host(y), layernorm.reference(x, weight, bias, EPS)[0], what=f"y of {what}")
+
+
 @pytest.mark.parametrize("variant", layernorm.BACKWARD.runnable())
 def test_backward_at_every_shape(variant):
     for what, shape in shapes(variant).items():
@@ -91,6 +100,16 @@ def test_more_rows_than_the_largest_grid_takes_at_once():
     for name, a, b in zip(
         ("dx", "dweight", "dbias"), got, layernorm.reference_backward(dy, x, weight, EPS), strict=True
     ):
+        assert_close(a, b, rtol=1e-4, atol=1e-3, what=name)
+
+
+def test_more_rows_than_a_warp_keeps_statistics_of():
+    """Each lane has those of one row; after 32 turns the block fetches the next."""
+    plan = norm_rows_backward.plan_backward(1 << 20, 8, itemsize=4)
+    x, weight, _, dy = inputs(32 * plan.blocks * plan.layout.rows + 5, 8)
+    got = backward(dy, x, weight, variant="staged_rows")
+    expected = layernorm.reference_backward(dy, x, weight, EPS)
+    for name, a, b in zip(("dx", "dweight", "dbias"), got, expected, strict=True):
         assert_close(a, b, rtol=1e-4, atol=1e-3, what=name)
 
 
@@ -215,6 +234,10 @@ def test_bad_arguments():
     with pytest.raises(DTypeError, match="layernorm: x_RC is not C-contiguous"):
         mean = np.empty(4, np.float32)
         layernorm.forward(to_device(x)[:, ::2], weight[:4], bias[:4], x[:, :4].copy(), mean, mean, eps=EPS)
+    with pytest.raises(ShapeError, match="layernorm: rstd_R is given, mean_R is None; give both, or neither"):
+        layernorm.forward(x, weight, bias, x, rstd_R=np.empty(4, np.float32), eps=EPS)
+    with pytest.raises(ShapeError, match=r"layernorm: mean_R has shape \(3,\); expected \(4,\)"):
+        layernorm.forward(x, weight, bias, x, *np.empty((2, 3), np.float32), eps=EPS)
     with pytest.raises(ShapeError, match=f"workspace has shape .* at least {layernorm.workspace_size(4, 8)} elements"):
         mean = np.empty(4, np.float32)
         layernorm.backward(x, x, weight, mean, mean, x, weight, bias, np.empty(9, np.float32))

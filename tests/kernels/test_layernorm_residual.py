@@ -66,6 +66,16 @@ def test_the_sum_may_be_the_residual(variant):
 
 
 @pytest.mark.parametrize("variant", layernorm_residual.FORWARD.runnable())
+def test_without_statistics(variant):
+    x, residual, weight, bias = inputs(5, 40, np.float32)
+    total, y = (to_device(poisoned(x.shape)) for _ in range(2))
+    arrays = [to_device(a) for a in (x, residual, weight, bias)]
+    layernorm_residual.forward(*arrays, total, y, eps=EPS, variant=variant)
+    _, mean, rstd = layernorm.reference(x + residual, weight, bias, EPS)
+    assert_right((to_host(total), to_host(y), mean, rstd), x, residual, weight, bias, "what is not kept")
+
+
+@pytest.mark.parametrize("variant", layernorm_residual.FORWARD.runnable())
 def test_under_checks(under_checks, variant):
     given = inputs(5, 40, np.float32)
     assert_right(forward(*given, variant=variant), *given, "5 x 40")
@@ -75,5 +85,7 @@ def test_bad_arguments():
     x, residual, weight, bias = inputs(3, 4, np.float32)
     with pytest.raises(ShapeError, match=r"layernorm_residual: residual_RC has shape \(2, 4\); expected \(3, 4\)"):
         forward(x, residual[:2], weight, bias)
+    with pytest.raises(ShapeError, match="layernorm_residual: mean_R is given, rstd_R is None; give both, or neither"):
+        layernorm_residual.forward(x, residual, weight, bias, x, x, weight[:3], eps=EPS)
     with pytest.raises(ConfigError, match="'row_in_registers' does not support"):
         forward(x, residual, weight, bias, variant="row_in_registers")

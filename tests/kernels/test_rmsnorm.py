@@ -60,6 +60,14 @@ def test_forward_at_every_shape(variant):
             assert_close(got, expected, what=what)
 
 
+@pytest.mark.parametrize("variant", rmsnorm.FORWARD.runnable())
+def test_forward_that_keeps_nothing(variant):
+    x, _, weight = inputs(5, 264)
+    y = to_device(poisoned(x.shape))
+    rmsnorm.forward(to_device(x), to_device(weight), y, eps=EPS, variant=variant)
+    assert_close(to_host(y), rmsnorm.reference(x, weight, EPS)[0])
+
+
 @pytest.mark.parametrize("variant", rmsnorm.BACKWARD.runnable())
 def test_backward_at_every_shape(variant):
     for what, shape in shapes(variant).items():

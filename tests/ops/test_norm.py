@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from numstack import ops
-from numstack.autograd import backward
+from numstack import memory, ops
+from numstack.autograd import backward, no_grad
 from numstack.dtypes import bfloat16
 from numstack.errors import ShapeError
 from numstack.tensor import tensor
@@ -37,6 +37,19 @@ def test_weight_alone_wants_a_gradient(rng):
     leaf = tensor(weight, requires_grad=True)
     backward(ops.layernorm(tensor(x), leaf, tensor(bias)))
     assert_close(leaf.grad.numpy(), layernorm(x.astype(np.float64), 1, 0).sum(0))
+
+
+def test_nothing_is_kept_where_nothing_is_recorded(rng):
+    x, weight, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((4, 5), (5,), (5,)))
+    inputs = [tensor(a, requires_grad=True) for a in (x, weight, bias)]
+    memory.reset_peak()
+    before = memory.statistics().live
+    with no_grad():
+        y = ops.layernorm(*inputs)
+    after = memory.statistics()
+    assert after.peak == after.live  # y alone: no statistics of rows, even for a while
+    assert after.live > before
+    assert_close(y.numpy(), layernorm(x, weight, bias))
 
 
 def test_shape_error_names_both_shapes():
