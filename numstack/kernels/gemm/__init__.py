@@ -24,7 +24,8 @@ The ladder, each block computing one tile of c:
   each of them 16 times there: 16 times less traffic from global memory.
 - ``register_tile``: a thread computes 8 x 2 elements of c in registers, so that a value read from shared memory is
   used 2 or 8 times; shared memory, not arithmetic, was what ``shared_tile`` waited for.
-- ``mma_sync``: tensor cores multiply tiles of 16-bit operands, which are copied in while earlier ones are worked on.
+- ``mma_sync``: tensor cores multiply tiles of 16-bit operands, which are copied in while earlier ones are worked on: by
+  ``cp.async``, or by Hopper's copy engine.
 - ``wgmma``: Hopper's copy engine moves tiles of operands and of c, four warps together multiply straight from shared
   memory, and blocks stay on their multiprocessors: no warp that computes ever loads.
 

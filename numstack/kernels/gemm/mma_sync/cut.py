@@ -15,10 +15,12 @@ from numstack.kernels.launch import ceil_div
 # Tiles, with how their warps share them, and the rate that they reach where they divide the product, relative to the
 # best: measured on an H200.
 SHAPES = {
-    (256, 192, 4, 2): 1.0,
+    (192, 256, 2, 4): 1.0,
+    (256, 192, 2, 4): 1.0,
     (128, 320, 2, 4): 1.0,
     (256, 128, 4, 2): 0.95,
 }
+ROWS = 32  # of a strip
 WIDEST_BUSY = 160 * 256  # elements of c: of larger tiles there are no registers left for an epilogue
 DEEPEST = 4  # stages, of 64 steps of k; if three do not fit, of 32
 STORE_STEPS = 1.5  # what storing a tile costs, in steps of k
@@ -49,22 +51,30 @@ class Tiles(NamedTuple):
 
     @property
     def warp_m(self) -> int:
-        """Rows of a warp's part of the tile, neighbours."""
+        """Rows of a warp's part of the tile."""
         return self.m // self.warps_m
 
     @property
     def warp_n(self) -> int:
-        """Columns of a warp's part, in strips: those of all warps take turns."""
+        """Columns of a warp's part."""
         return self.n // self.warps_n
 
     @property
     def strip(self) -> int:
-        """Columns of a strip."""
+        """Columns of a strip: of these, as of strips of ROWS rows, those of all warps take turns.
+
+        So that a strip lies in one panel of an operand, and all warps' first strips, second ones... are as far apart.
+        """
         return 32 if self.warp_n % 32 == 0 else 16
 
     @property
     def threads(self) -> int:
         return 32 * self.warps_m * self.warps_n
+
+    @property
+    def registers(self) -> tuple[int, int, int]:
+        """Of a lane: for fragments of a and of b, and for accumulators."""
+        return 8, self.warp_n // 4, self.warp_m * self.warp_n // 32
 
     @property
     def shared_bytes(self) -> int:

@@ -14,14 +14,14 @@ from numba import cuda, float32, int32, int64, uint16, uint32
 from numstack.device import widen
 from numstack.device.ptx import integers, mma, packing
 from numstack.kernels import gelu
-from numstack.kernels.gemm.mma_sync.cut import Tiles
+from numstack.kernels.gemm.mma_sync.cut import ROWS, Tiles
 from numstack.kernels.gemm.problem import Spec
 
 GROUP = 4  # pairs that are handled together: of four blocks in a row, or of two blocks in two rows
 
 
 @cuda.jit(device=True)
-def _transpose(words, lane):  # type: ignore[no-untyped-def]
+def _transpose(words, lane):
     """Word j of lane i, of each four lanes, to word i of lane j."""
     is_odd = (lane & 1) != 0
     is_high = (lane & 2) != 0
@@ -133,6 +133,7 @@ def make_store(spec: Spec, kinds: tuple[str, str, str], is_wide: bool, tiles: Ti
     put_preactivation, get_preactivation = _make_access(kinds[2], is_wide, is_square)
 
     strips, halves = tiles.warp_n // tiles.strip, 1 if is_square else 2
+    row_step = ROWS * tiles.warps_m
     rows = tiles.warp_m // 16 * halves  # of a strip: eights, or sixteens if is_square
 
     @cuda.jit(device=True)
@@ -159,7 +160,7 @@ def make_store(spec: Spec, kinds: tuple[str, str, str], is_wide: bool, tiles: Ti
         more = cuda.local.array(8, float32)
         words = cuda.local.array(4, uint32)
         lane = integers.opaque(int32(lane))  # addresses are computed anew: registers are scarce
-        row = i0 + (i * 16 + h * 8) + (lane >> 2)
+        row = i0 + (i // 2 * row_step + i % 2 * 16 + h * 8) + (lane >> 2)
         for y in range(2):
             if is_square:
                 values[y] = total[first_of(i, 0, block) + y] * alpha
