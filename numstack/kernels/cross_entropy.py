@@ -400,7 +400,6 @@ FORWARD_BACKWARD = Variants(
             "Clusters share what few rows are left.",
             _takes_rows_to_share,
             "sm_90a",
-            by_default=False,
         ),
     ],
 )

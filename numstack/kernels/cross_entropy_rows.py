@@ -12,9 +12,13 @@ something to do while the block computes. A thread waits for, reads and overwrit
     one barrier          maximum and sum, from those of the warps
     gradient of row r    read, compute, store, ask for the same vector of the next row
 
-On an H200, in TB/s of each row read and written once, where a copy has 4.24: 4096 x 131072 3.83, 16384 x 50304 4.01.
-Its stores come before its loads: with one load after each store it was 3.76. Rows shared by the blocks of a cluster, or
-more of the next row under way, were slower.
+On an H200, in TB/s of each row read and written once, where a copy has 4.24: 4096 x 131072 3.81, 16384 x 50304 4.01.
+Its stores come before its loads: with one load after each store it was 3.76. Rows shared by the blocks of a cluster,
+more of the next row under way, spans in an order that differs from block to block, and neighbouring rows for a block
+were slower.
+
+``rows_in_clusters`` leaves whole turns to these blocks. The few rows that are left, which would keep few blocks busy
+for the time of a row, are done beside them by clusters that share each: 4096 x 131072 3.87.
 
 Exponentials are powers of 2, of ``logit * log2(e) - shift``: one multiply-add.
 """

@@ -26,11 +26,11 @@ So the order of every floating-point sum is fixed by the tokens alone, and the r
 Step 4 costs the sum of squared group sizes, 6% of N^2 comparisons for English characters, far less for BPE tokens.
 
 On GPUs forward has a variant by vectors of 16 bytes (:mod:`numstack.kernels.embedding_vectors`), and backward
-``owned_rows`` (:mod:`numstack.kernels.embedding_owned`): each block looks for the tokens of its own rows.
+``owned_rows`` (:mod:`numstack.kernels.embedding_owned`): each block looks for the tokens of its own rows. On Hopper
+``rows_of_clusters`` (:mod:`numstack.kernels.embedding_clusters`): blocks of a cluster share tokens and rows.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 from numba import cuda, float32, from_dtype, int32
@@ -60,8 +60,6 @@ SCANNERS = 256  # threads of the block that scans the counts
 ADDERS = 8  # warps that share the rows of a group
 BYTES = 16  # of a vector
 CLUSTER = 8  # blocks that share tokens and rows
-BUCKETS = 16  # of positions, where those have a gradient
-FUSED_THREADS = WARP * owned.FEW.warps  # of a block that also makes the gradient of positions
 
 
 def reference(tokens_BT: np.ndarray, token_table_VC: np.ndarray, position_table_TC: np.ndarray | None) -> np.ndarray:
@@ -255,10 +253,15 @@ def _has_vectors(row: Row) -> bool:
     return row.is_aligned and row.columns % VECTOR == 0 and row.columns > 0
 
 
-def _takes_owners(row: Row, V: int) -> bool:
+def _takes_owners(row: Row, V: int, wants_positions: bool) -> bool:
     """Whole vectors, and a table that has rows, but not so many that they cannot be shared out by a multiplication."""
     multiprocessors = current_device().properties.multiprocessors
     return _has_vectors(row) and 0 < V * (owners(V, multiprocessors) + multiprocessors) < 1 << 32
+
+
+def _takes_clusters(row: Row, V: int, wants_positions: bool) -> bool:
+    """The gradient of positions another kernel makes on the way; by name it takes a kernel more."""
+    return _takes_owners(row, V, wants_positions) and not wants_positions
 
 
 def _forward_by_warps(tokens: Array, table: Array, positions: Array | None, out: Array, stream: Stream | None) -> None:
@@ -321,60 +324,54 @@ def _backward_sort(
 def _backward_owned(
     tokens: Array, dout: Array, dtable: Array, dpositions: Array | None, workspace: Array, stream: Stream | None
 ) -> None:
-    _by_owners(tokens, dout, dtable, dpositions, 1, stream)
+    if tokens.size == 0:
+        return
+    B, V, C = tokens.shape[0], *dtable.shape
+    n_blocks = owners(V, current_device().properties.multiprocessors)
+    n_rows = ceil_div(V, n_blocks)
+    fours, is_exact = fours_of(C)
+    n_vectors = 0 if dpositions is None else ceil_div(dpositions.size * dout.itemsize, BYTES * n_blocks)
+    columns = ceil_div(n_vectors, WARP * owned.FEW.warps)
+    is_fused = 0 < columns <= MOST_COLUMNS
+    size = owned.MANY if is_exact and not is_fused else owned.FEW
+    kernel_ = owned.add_owned_rows(
+        from_dtype(dout.dtype), size, fours, is_exact=is_exact, columns=columns if is_fused else 0
+    )
+    positions = dpositions if is_fused and dpositions is not None else dout
+    kernel_[n_blocks, (WARP, size.warps), stream, owned.shared_bytes(n_rows, size.warps)](
+        flat(tokens), flat(dout), dtable, flat(positions), B, n_rows, reciprocal(n_blocks), n_vectors,
+        flops=dout.size,
+    )  # fmt: skip
+    if dpositions is not None and not is_fused:
+        _backward_positions_by_vectors(dout, dpositions, stream)
 
 
 def _backward_clusters(
     tokens: Array, dout: Array, dtable: Array, dpositions: Array | None, workspace: Array, stream: Stream | None
 ) -> None:
-    _by_owners(tokens, dout, dtable, dpositions, CLUSTER, stream)
-
-
-def _by_owners(
-    tokens: Array, dout: Array, dtable: Array, dpositions: Array | None, cluster: int, stream: Stream | None
-) -> None:
-    """Each block, or each of clusters of ``cluster`` blocks, owns rows of the table."""
     if tokens.size == 0:
         return
-    B, V, C = tokens.shape[0], *dtable.shape
+    V, C = dtable.shape
     fours, is_exact = fours_of(C)
-    least = _least_owners(cluster)
-    columns = 0 if dpositions is None else ceil_div(dpositions.size * dout.itemsize, BYTES * least * FUSED_THREADS)
-    columns = columns if columns <= MOST_COLUMNS else 0
-    size = owned.MANY if is_exact and columns == 0 else owned.FEW
-    options: dict[str, Any] = {"is_exact": is_exact, "columns": columns}
-    fused = dout if columns == 0 or dpositions is None else dpositions
-    arrays = (flat(tokens), flat(dout), dtable, flat(fused))
-    block = (WARP, size.warps)
-    more: tuple[int, ...] = ()
-    if cluster == 1:
-        kernel_ = owned.add_owned_rows(from_dtype(dout.dtype), size, fours, **options)
-        n_blocks = owners(V, least)
-        shared_bytes = owned.shared_bytes(ceil_div(V, n_blocks), size.warps)
-    else:
-        buckets = BUCKETS if columns > 0 else 1
-        kernel_ = clusters.add_rows(
-            from_dtype(dout.dtype), size.warps, fours, blocks=cluster, buckets=buckets, **options
-        )
-        most_bytes = clusters.shared_bytes(MOST_ROWS, size.warps, buckets)
-        n_at_once = kernel_.clusters_at_once(block, most_bytes, *arrays, 0, 0, 0, 0, 0)
-        n_blocks = owners(V, max(n_at_once * cluster, least))
-        more = (clusters.shift_of(tokens.size, buckets),)
-        shared_bytes = clusters.shared_bytes(ceil_div(V, n_blocks), size.warps, buckets)
-    n_vectors = ceil_div(fused.size * dout.itemsize, BYTES * n_blocks)
-    numbers = (B, ceil_div(V, n_blocks), reciprocal(n_blocks), n_vectors, *more)
-    kernel_[n_blocks, block, stream, shared_bytes](*arrays, *numbers, flops=dout.size)
-    if dpositions is not None and columns == 0:
-        P = dpositions.size
-        by_vectors.add_positions[ceil_div(P, VECTOR * BLOCK), BLOCK, stream](
-            dout.reshape(B, P), dpositions.reshape(P), flops=dout.size
-        )
+    warps = (owned.MANY if is_exact else owned.FEW).warps
+    kernel_ = clusters.add_rows(from_dtype(dout.dtype), warps, fours, is_exact=is_exact, blocks=CLUSTER)
+    arrays = (flat(tokens), flat(dout), dtable)
+    most_bytes = clusters.shared_bytes(MOST_ROWS, warps)
+    n_clusters = kernel_.clusters_at_once((WARP, warps), most_bytes, *arrays, 0, 0)
+    n_blocks = owners(V, n_clusters * CLUSTER)
+    n_rows = ceil_div(V, n_blocks)
+    kernel_[n_blocks, (WARP, warps), stream, clusters.shared_bytes(n_rows, warps)](
+        *arrays, n_rows, reciprocal(n_blocks), flops=dout.size
+    )
+    if dpositions is not None:
+        _backward_positions_by_vectors(dout, dpositions, stream)
 
 
-def _least_owners(cluster: int) -> int:
-    """How many blocks share a table at least: one a multiprocessor; of clusters not all have room."""
-    multiprocessors = current_device().properties.multiprocessors
-    return multiprocessors if cluster == 1 else max(3 * multiprocessors // 4 // cluster, 1) * cluster
+def _backward_positions_by_vectors(dout: Array, dpositions: Array, stream: Stream | None) -> None:
+    B, P = dout.shape[0], dpositions.size
+    by_vectors.add_positions[ceil_div(P, VECTOR * BLOCK), BLOCK, stream](
+        dout.reshape(B, P), dpositions.reshape(P), flops=dout.size
+    )
 
 
 FORWARD = Variants(
@@ -392,7 +389,7 @@ BACKWARD = Variants(
         Variant("counting_sort", _backward_sort, note="Positions are grouped by token first: each is looked at once."),
         Variant("owned_rows", _backward_owned, "Each block looks for its own rows' tokens.", _takes_owners, "gpu"),
         Variant(
-            "rows_of_clusters", _backward_clusters, "Blocks share tokens and rows.", _takes_owners, "sm_90a", False
+            "rows_of_clusters", _backward_clusters, "Blocks share tokens and rows.", _takes_clusters, "sm_90a", False
         ),
     ],
 )
@@ -476,7 +473,8 @@ def backward(
     if dposition_table_TC is not None:
         _check_positions(dposition_table_TC, "dposition_table_TC", T, C)
         arrays.append(dposition_table_TC)
-    chosen = BACKWARD.pick(variant, row_of(C, *arrays), dtoken_table_VC.shape[0])
+    wants_positions = variant is None and dposition_table_TC is not None
+    chosen = BACKWARD.pick(variant, row_of(C, *arrays), dtoken_table_VC.shape[0], wants_positions)
     chosen.launch(tokens_BT, dout_BTC, dtoken_table_VC, dposition_table_TC, workspace, stream)
 
 

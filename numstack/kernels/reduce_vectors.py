@@ -1,7 +1,9 @@
 """First phases of :mod:`numstack.kernels.reduce` for GPUs: 16 bytes a lane, several vectors on their way at once.
 
 A whole array is cut into tiles, which the blocks of a grid that stays take in turns; what is left of the last tile goes
-by elements. Columns are summed by blocks of 256 columns and a stretch of rows, a warp a row at a time.
+by elements. Columns are summed by blocks of 256 columns and a stretch of rows, a warp a row at a time: two blocks a
+multiprocessor, and a second kernel whose blocks are there when the first is over (65536 x 3072 bfloat16 on an H200:
+4.23 TB/s, of a copy's 4.21; 4.18 without, and with four blocks of half as many warps).
 """
 
 import functools

@@ -297,7 +297,7 @@ def test_a_row_of_131072_stays_on_the_chip():
     [
         (32768, np.uint16, "rows_in_turn"),
         (50304, np.uint16, "rows_on_chip"),
-        (131072, np.uint16, "rows_on_chip"),
+        (131072, np.uint16, "rows_in_clusters"),
         (50304, np.float32, "row_in_shared"),
         (1024, np.uint16, "row_in_shared"),
         (50257, np.uint16, "block_per_row"),

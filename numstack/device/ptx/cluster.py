@@ -83,13 +83,3 @@ def count_if(condition: uint32, address: uint32) -> int32:
 )
 def barrier() -> None:
     """Wait until all threads of all blocks of the cluster are here."""
-
-
-@ptx("barrier.cluster.arrive.release.aligned;", touches_memory=True, by_warp=True)
-def arrive_at_barrier() -> None:
-    """The first half of ``barrier``: what this thread wrote before can be seen behind it."""
-
-
-@ptx("barrier.cluster.wait.acquire.aligned;", touches_memory=True, by_warp=True)
-def wait_at_barrier() -> None:
-    """The second half: wait until all threads of all blocks of the cluster have arrived."""

@@ -95,8 +95,7 @@ def _neighbours(y_N, counted_N, x_N, z_N):
     cluster.store_int32_if(is_even, cluster.address_of(own, after), int32(i))
     own = uint32(integers.shared_address(values) + uint32(4 * t))
     cluster.store_float32(cluster.address_of(own, after), float32(i))
-    cluster.arrive_at_barrier()
-    cluster.wait_at_barrier()
+    cluster.barrier()
     y_N[i] = words[t]
     x_N[i] = values[t]
     before = uint32((rank + BLOCKS - 1) % BLOCKS)
