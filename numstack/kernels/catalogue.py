@@ -71,6 +71,16 @@ def _gemm(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
         variant, is_slow = rung.name, rung.made_for == "sm_80"
         for options in forward[::2] if is_slow else forward:
             yield Launch("gemm NN", variant, partial(gemm.gemm, x, w, y, layout="NN", variant=variant, **options))
+        if rung.made_for == "sm_90a":  # where k is long, no tile is stored while another is multiplied
+            long_x, long_w, few_y = (
+                array((R // 4, 8 * C), dtype),
+                array((8 * C, 4 * C), dtype),
+                array((R // 4, 4 * C), dtype),
+            )
+            few_other = array((R // 4, 4 * C), dtype)
+            for options in forward:
+                same = {name: few_other if value is other else value for name, value in options.items()}
+                yield Launch("gemm NN", variant, partial(gemm.gemm, long_x, long_w, few_y, variant=variant, **same))
         for accumulate in (False, True):
             chosen: dict[str, Any] = {"variant": variant, "accumulate": accumulate}
             if not (is_slow and accumulate):

@@ -94,7 +94,7 @@ def test_what_is_chosen_fits(itemsize: int, extra: dict[str, bool]) -> None:
             config = choice.choose(needs)
             assert config.stages >= 3 and choice.shared_bytes(config, needs) <= SHARED_MOST
             if needs.reads_extra:
-                chunks = config.tile_n * itemsize // config.row_bytes(itemsize) * (config.tile_m // 128)
+                chunks = config.tile_n * itemsize // config.row_bytes(itemsize) * (config.rows // 64)
                 assert chunks % config.buffers == 0
 
 
@@ -104,6 +104,19 @@ def test_few_tiles_with_large_k_are_cut_where_there_is_room() -> None:
         assert choice.choose(gradient, may_spread=True).spread
         assert not choice.choose(gradient._replace(can_spread=False), may_spread=True).spread
         assert choice.choose(PLAIN._replace(m=16384, n=1600, k=1600)).tile_n == 160, "which divides 1600"
+
+
+def test_short_k_takes_turns_unless_registers_are_short() -> None:
+    with offline.device("sm_90a"):
+        short, long = PLAIN._replace(m=65536, n=3072, k=768), PLAIN._replace(m=8192, n=8192, k=8192)
+        assert choice.choose(short).ping_pong and not choice.choose(long).ping_pong
+        assert choice.choose(short._replace(reads_extra=True, sums_columns=True)).ping_pong
+        assert not choice.choose(short._replace(sums_columns=True)).ping_pong
+        assert not choice.choose(short._replace(has_bias=True, flags_nonfinite=True)).ping_pong
+        config = choice.choose(short)
+        assert not choice.is_edge_narrow(config, short) and config.tile_n == 192
+        assert choice.is_edge_narrow(config, short._replace(n=3136))
+        assert not choice.is_edge_narrow(config, short._replace(n=64)), "the only column"
 
 
 def test_what_the_copy_engine_cannot_move_is_not_supported() -> None:
@@ -137,7 +150,7 @@ def test_no_parameter_of_a_kernel_is_assigned_to() -> None:
     """A local variable once had the name of a parameter: parts began at its address in shared memory, far beyond K,
     where the copy engine reads zeros. Sums were right all the same, at half the speed.
     """
-    for module in (wgmma.kernel, wgmma.gather):
+    for module in (wgmma.kernel, wgmma.ping_pong, wgmma.gather):
         tree = ast.parse(inspect.getsource(module))
         for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
             parameters = {argument.arg for argument in function.args.args}
@@ -165,6 +178,8 @@ WAYS = [
     Config(tile_m=256, tile_n=128),
     Config(tile_m=256, tile_n=160, stages=3, buffers=5, cluster=2),
     Config(tile_n=64, stages=6),
+    Config(tile_n=192, ping_pong=True),
+    Config(tile_n=160, stages=5, ping_pong=True),
     Config(spread=True),
     Config(tile_m=256, tile_n=192, stages=3, cluster=2, spread=True),
 ]
@@ -174,7 +189,7 @@ WAYS = [
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
 @pytest.mark.parametrize("config", WAYS, ids=str)
 def test_every_way_to_cut(config: Config, layout: str) -> None:
-    for m, n, k in [(8, 8, 8), (200, 328, 136), (1544, 776, 4104)]:
+    for m, n, k in [(8, 8, 8), (200, 328, 136), (1544, 776, 4104), (4104, 1600, 200)]:
         rng = np.random.default_rng(m)
         a = rng.standard_normal((k, m) if layout[0] == "T" else (m, k)).astype(BFLOAT16)
         b = rng.standard_normal((n, k) if layout[1] == "T" else (k, n)).astype(BFLOAT16)

@@ -7,23 +7,33 @@ file                    what is in it
 ``choice``              what is chosen
 ``schedule``            which block works on which tile
 ``kernel``              the kernel: loading, multiplying
+``ping_pong``           the kernel for short k: two tiles at a time, one multiplied while the other is stored
 ``epilogue``, ``boxes`` bias, GELU, residual..., and c's way out through shared memory
 ``gather``              the second kernel, which adds the parts of tiles that were cut along k
 ======================  ===============================================================================================
 
 Measured on an H200, bf16, in turns with the faster of two calls of cuBLAS: the products of GPT-2 124M and 1.5B and
-squares 0.99 of it together, 0.94 to 1.08 each but for a gradient of 1600 x 1600 (0.85). Bias and GELU in the product,
-the pre-activation kept: 1.23 and 1.13 times as fast as cuBLAS followed by a compiled bias and GELU. Errors are cuBLAS's
-where c has 16 bits; gradients in float32 are up to 1.42 times as far from float64 as cuBLAS's, which adds more parts.
+squares 1.035 of it together, 0.95 to 1.19 each but for a gradient of 1600 x 1600 (0.81). Bias and GELU in the product,
+the pre-activation kept: 1.23 and 1.19 times as fast as without ``ping_pong``. Errors are cuBLAS's where c has 16 bits;
+gradients in float32 are up to 1.42 times as far from float64 as cuBLAS's, which adds more parts.
+
+Storing a tile of 128 x 256, which is multiplied in 12,288 cycles if k is 768, takes 1,900 cycles more; 8,400 with GELU
+and the pre-activation, of which the units of exponentials alone need 4,096. ``ping_pong`` hides both: 1.04 to 1.19
+times as fast where k is 768 or 1600, 1.04 where it is 3072; beyond, what its narrower tiles read from shared memory
+outweighs that. Packing a finished tile and storing it while the next is multiplied, a piece with each step of k, hid a
+plain tile as well, but a GELU only by rounding what goes into it, or with tiles of 192 columns and little gain. The
+turns of warpgroups must be kept by barriers: the ring alone does not, as parities say nothing of rounds further apart.
 
 What did not help: clusters of two that share b (within 1%, one shape apart); groups of 8 instead of 16 rows of tiles; a
 lag of one warpgroup behind the other (nothing, in 64 comparisons); parts cut evenly and in any order (stream-K as
-published), which are far apart in k and share nothing in the L2 cache: half the rate without clusters. What the
-compiled code shows: behind ``elect``, and not behind ``thread == 0``, TMA instructions need no loop over lanes; an
-arrival at another block's barrier that releases fences the whole GPU, a relaxed one nothing.
+published), which are far apart in k and share nothing in the L2 cache: half the rate without clusters; each warp
+storing its own rows without barriers (0.97), more buffers for c instead of a stage (1.00), evicting c first from the L2
+cache (0.99). What the compiled code shows: behind ``elect``, and not behind ``thread == 0``, TMA instructions need no
+loop over lanes; an arrival at another block's barrier that releases fences the whole GPU, a relaxed one nothing.
 
-Sources: the design of CUTLASS's "warp-specialised persistent cooperative" kernels and of pranjalssh/fast.cu (2024);
-stream-K after Osama et al. 2023, with parts that are worked on at the same time at the same k.
+Sources: the design of CUTLASS's "warp-specialised persistent cooperative" and "ping-pong" kernels and of
+pranjalssh/fast.cu (2024); stream-K after Osama et al. 2023, with parts that are worked on at the same time at the same
+k.
 """
 
 from functools import lru_cache
@@ -42,6 +52,7 @@ from numstack.kernels.gemm.wgmma.config import CHUNK_ROWS, THREADS, TILE_K, Conf
 from numstack.kernels.gemm.wgmma.epilogue import Outputs
 from numstack.kernels.gemm.wgmma.gather import BLOCK, FOURS, Gathered, make_gather
 from numstack.kernels.gemm.wgmma.kernel import Form, make_kernel
+from numstack.kernels.gemm.wgmma.ping_pong import make_ping_pong_kernel
 from numstack.kernels.gemm.wgmma.schedule import Plan
 from numstack.kernels.launch import ceil_div
 from numstack.kernels.variants import Variant
@@ -114,10 +125,14 @@ def launch(problem: Problem, stream: Stream | None, config: Config, workspace: A
         extra = residual if preactivation is None else preactivation
         extra_map = device.tensor_map(extra, ready.c_box, swizzle_bytes=ready.c_swizzle_bytes)
     flag = c if problem.nonfinite is None else problem.nonfinite
-    ready.kernel[ready.grid, THREADS, stream, ready.shared_bytes](
-        a_map, b_map, c_map, kept_map, extra_map, c if bias is None else bias, partials, sums, flag,
-        problem.m, problem.n, *ready.cut, problem.alpha, flops=problem.flops,
-    )  # fmt: skip
+    start = ready.kernel[ready.grid, THREADS, stream, ready.shared_bytes]
+    arrays = a_map, b_map, c_map, kept_map, extra_map, c if bias is None else bias
+    if config.ping_pong:
+        start(*arrays, sums, flag, problem.n, *ready.cut, problem.alpha, flops=problem.flops)
+    else:
+        start(
+            *arrays, partials, sums, flag, problem.m, problem.n, *ready.cut, problem.alpha, flops=problem.flops
+        )  # fmt: skip
     if plan.rest:
         ready.gather[ready.gather_grid, BLOCK, stream](partials, c, *ready.cut, problem.alpha)
     if needs.sums_columns:
@@ -167,8 +182,13 @@ def _prepare(
     workers = current_device().properties.multiprocessors // config.cluster
     tiles_m, tiles_n = ceil_div(needs.m, config.tile_m * config.cluster), ceil_div(needs.n, config.tile_n)
     matrix, pair = (1,) if outputs.is_batch else (), config.cluster
+    steps = ceil_div(needs.k, TILE_K)
+    cut: tuple[int, ...] = (tiles_m, tiles_n, plan.whole, steps, *plan[1:])
+    if config.ping_pong:
+        columns = tiles_n - choice.is_edge_narrow(config, needs)
+        cut = (tiles_m, columns, tiles_m * columns * needs.n_matrices, plan.whole, steps)
     return _Ready(
-        kernel=make_kernel(form, config),
+        kernel=make_ping_pong_kernel(form, config) if config.ping_pong else make_kernel(form, config),
         grid=(workers if plan.rest else min(workers, plan.whole)) * config.cluster,
         shared_bytes=choice.shared_bytes(config, needs),
         a_box=(*matrix, *((TILE_K, 64) if spec.a_is_KM else (config.tile_m, TILE_K))),
@@ -180,7 +200,7 @@ def _prepare(
         b_swizzle_bytes=128 if spec.b_is_NK else 2 * config.b_box_columns,
         c_swizzle_bytes=config.row_bytes(c_dtype.itemsize),
         plan=plan,
-        cut=(tiles_m, tiles_n, plan.whole, ceil_div(needs.k, TILE_K), *plan[1:]),
+        cut=cut,
         gather=make_gather(Gathered(form.name + " gather", spec.has_residual), config),
         gather_grid=(plan.rest, config.cluster * config.tile_m // CHUNK_ROWS, config.tile_n // 8 // FOURS),
     )

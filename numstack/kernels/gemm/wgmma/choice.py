@@ -17,7 +17,7 @@ import numpy as np
 from numstack.device import current_device
 from numstack.device.tensor_map import PITCH_BYTES
 from numstack.kernels.gemm.problem import Problem, Spec
-from numstack.kernels.gemm.wgmma.config import CHUNK_ROWS, SHARED_MOST, TILE_K, Config
+from numstack.kernels.gemm.wgmma.config import CHUNK_ROWS, NARROW, SHARED_MOST, TILE_K, Config
 from numstack.kernels.gemm.wgmma.schedule import Plan, make_plan
 from numstack.kernels.launch import ceil_div
 
@@ -33,6 +33,12 @@ TILES = {
     (128, 160): 0.71,
     (128, 128): 0.73,
     (128, 64): 0.5,
+}
+# Tiles of which each warpgroup has its own: rate, and what of storing is not hidden, in steps of k; for b in rows of k,
+# and in rows of n.
+PING_PONG = {
+    False: {(128, 192): (0.945, 4.25)},
+    True: {(128, 192): (0.91, 2.5), (128, 160): (0.95, 4.5)},
 }
 WIDE = 192  # columns of a tile that stores two matrices: narrower ones took 2% more
 STORE_STEPS = 7.75  # what storing a tile costs, in steps of k
@@ -131,13 +137,13 @@ def plan_of(config: Config, needs: Needs) -> Plan:
     return make_plan(tiles, ceil_div(needs.k, TILE_K), workers, config.spread)
 
 
-def fitted(tile_m: int, tile_n: int, needs: Needs) -> Config | None:
-    """As many stages and buffers as there is room for; None if there is none for three stages."""
-    config = Config(tile_m, tile_n, stages=8)
+def fitted(tile_m: int, tile_n: int, needs: Needs, ping_pong: bool = False) -> Config | None:
+    """As many stages and buffers as there is room for; None if there is none for three stages, or no registers."""
+    config = Config(tile_m, tile_n, stages=8, ping_pong=ping_pong)
     row_bytes = config.row_bytes(needs.itemsize)
-    if needs.sums_columns and row_bytes != 128:
+    if (needs.sums_columns and row_bytes != 128) or (ping_pong and _spills_in_ping_pong(needs)):
         return None
-    chunks = tile_n * needs.itemsize // row_bytes * (tile_m // (2 * CHUNK_ROWS))
+    chunks = tile_n * needs.itemsize // row_bytes * (config.rows // CHUNK_ROWS)
     if needs.reads_extra:  # each buffer takes as many chunks, and all that can be are loaded early
         choices = [n for n in range(chunks, 0, -1) if chunks % n == 0]
     else:
@@ -149,6 +155,13 @@ def fitted(tile_m: int, tile_n: int, needs: Needs) -> Config | None:
         if config.stages > 2:
             return config
     return None
+
+
+def _spills_in_ping_pong(needs: Needs) -> bool:
+    """Whether ptxas finds no registers for all that the epilogue does beside 192 accumulators."""
+    if needs.sums_columns and (not needs.reads_extra or needs.itemsize == 4):
+        return True
+    return needs.flags_nonfinite and needs.has_bias and not needs.keeps_preactivation
 
 
 def shared_bytes(config: Config, needs: Needs) -> int:
@@ -168,6 +181,10 @@ def candidates(problem: Problem) -> Iterator[Config]:
                 spread = config._replace(spread=True)
                 if needs.can_spread and plan_of(spread, needs).rest:
                     yield spread
+    for tile_m, tile_n in PING_PONG[needs.b_is_NK]:
+        fitting = fitted(tile_m, tile_n, needs, ping_pong=True)
+        if fitting is not None:
+            yield fitting
 
 
 @lru_cache(maxsize=4096)
@@ -186,7 +203,26 @@ def choose(needs: Needs, may_spread: bool = True) -> Config:
             cost = _cost(config, plan, needs)
             if cost < least:
                 best, least = config, cost
+    for tile_m, tile_n in PING_PONG[needs.b_is_NK]:
+        fitting = fitted(tile_m, tile_n, needs, ping_pong=True)
+        if fitting is not None and _cost_of_ping_pong(fitting, needs) < least:
+            best, least = fitting, _cost_of_ping_pong(fitting, needs)
     return best
+
+
+def is_edge_narrow(config: Config, needs: Needs) -> bool:
+    """Whether the last column of tiles is so narrow that it is kept for the end: whole tiles come first."""
+    return config.ping_pong and needs.n > config.tile_n and 0 < needs.n % config.tile_n <= NARROW and not needs.is_batch
+
+
+def _cost_of_ping_pong(config: Config, needs: Needs) -> float:
+    """As :func:`_cost`; tiles of a narrow column fill gaps."""
+    workers = current_device().properties.multiprocessors
+    rows, columns = ceil_div(needs.m, config.tile_m), ceil_div(needs.n, config.tile_n)
+    tiles = rows * columns * needs.n_matrices
+    rounds = max(ceil_div(tiles - rows * is_edge_narrow(config, needs), workers), tiles / workers)
+    rate, store_steps = PING_PONG[needs.b_is_NK][config.tile_m, config.tile_n]
+    return config.tile_m * config.tile_n * rounds * (ceil_div(needs.k, TILE_K) + store_steps) / rate
 
 
 def _cost(config: Config, plan: Plan, needs: Needs) -> float:

@@ -7,6 +7,7 @@ CONSUMERS = 2
 THREADS = 128 * (1 + CONSUMERS)
 CHUNK_ROWS = 64  # of a piece of c on its way out
 SUMS_BYTES = 1024  # of a chunk's columns, a warpgroup's four warps; there is room for two chunks
+NARROW = 64  # columns of c; of a tile that has no more, only these are multiplied
 BARRIER_BYTES = 512  # full and empty stages, pieces of c loaded: 8 bytes each
 SHARED_MOST = 232_448
 
@@ -28,6 +29,8 @@ class Config(NamedTuple):
         Blocks, above one another in c, that share each tile of b.
     spread : bool
         Whether the tiles that do not fill all multiprocessors are cut along k, evenly (stream-K).
+    ping_pong : bool
+        Whether each of two warpgroups has tiles of its own, of 128 rows, and stores one while the other multiplies.
     """
 
     tile_m: int = 128
@@ -37,6 +40,12 @@ class Config(NamedTuple):
     group: int = 16
     cluster: int = 1
     spread: bool = False
+    ping_pong: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Of a tile that one warpgroup has."""
+        return self.tile_m if self.ping_pong else self.tile_m // CONSUMERS
 
     @property
     def a_bytes(self) -> int:

@@ -8,12 +8,19 @@ from numba import cuda, float32, int32, uint8, uint32, uint64
 from numstack.device import Kernel, kernel, widen
 from numstack.device.ptx import cluster, integers, mbarrier, nonfinite, shared, sync, tma, vectors, wgmma
 from numstack.kernels.gemm.wgmma.boxes import make_boxes
-from numstack.kernels.gemm.wgmma.config import BARRIER_BYTES, CHUNK_ROWS, CONSUMERS, SUMS_BYTES, TILE_K, Config
+from numstack.kernels.gemm.wgmma.config import (
+    BARRIER_BYTES,
+    CHUNK_ROWS,
+    CONSUMERS,
+    NARROW,
+    SUMS_BYTES,
+    TILE_K,
+    Config,
+)
 from numstack.kernels.gemm.wgmma.epilogue import Outputs, make_load_extra, make_store_rows
 from numstack.kernels.gemm.wgmma.schedule import make_tile_position, share_begin
 
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232
-NARROW = 64  # columns of c; of a tile that has no more, only these are multiplied
 
 
 class Form(NamedTuple):
