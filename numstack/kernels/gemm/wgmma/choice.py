@@ -5,7 +5,8 @@ tiles are cut along k. The numbers below were fitted to 32 products (GPT-2 124M 
 squares) with each tile, cut and not, in three runs on an H200, in turns with cuBLAS: two with the card at its limit of
 power, as in training, one with pauses between the calls. What they choose took 0.4% more than the fastest on average,
 6% at most. Tiles of 128 x 128 are as fast as the largest at the limit of power, and 15 to 20% slower without it.
-``numstack tune`` measures instead.
+The numbers of PING_PONG come from one more run, of the same products beside those tiles. ``numstack tune`` measures
+instead.
 """
 
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ TILES = {
 # Tiles of which each warpgroup has its own: rate, and what of storing is not hidden, in steps of k; for b in rows of k,
 # and in rows of n.
 PING_PONG = {
-    False: {(128, 192): (0.945, 4.25)},
+    False: {(128, 192): (0.94, 4.25)},
     True: {(128, 192): (0.91, 2.5), (128, 160): (0.95, 4.5)},
 }
 WIDE = 192  # columns of a tile that stores two matrices: narrower ones took 2% more
@@ -216,11 +217,9 @@ def is_edge_narrow(config: Config, needs: Needs) -> bool:
 
 
 def _cost_of_ping_pong(config: Config, needs: Needs) -> float:
-    """As :func:`_cost`; tiles of a narrow column fill gaps."""
-    workers = current_device().properties.multiprocessors
-    rows, columns = ceil_div(needs.m, config.tile_m), ceil_div(needs.n, config.tile_n)
-    tiles = rows * columns * needs.n_matrices
-    rounds = max(ceil_div(tiles - rows * is_edge_narrow(config, needs), workers), tiles / workers)
+    """As :func:`_cost`."""
+    tiles = plan_of(config, needs).whole
+    rounds = ceil_div(tiles, current_device().properties.multiprocessors)
     rate, store_steps = PING_PONG[needs.b_is_NK][config.tile_m, config.tile_n]
     return config.tile_m * config.tile_n * rounds * (ceil_div(needs.k, TILE_K) + store_steps) / rate
 
