@@ -22,11 +22,12 @@ from numstack.errors import ConfigError, DeviceError
 from numstack.kernels.gemm import problem as problems
 from numstack.kernels.gemm import tune, wgmma, workspace_size
 from numstack.kernels.gemm.problem import Problem
+from numstack.kernels.gemm.wgmma.choice import GROUPS
 from numstack.kernels.gemm.wgmma.config import Config
 
 DTYPES = {"bf16": np.dtype(np.uint16), "fp16": np.dtype(np.float16)}
 RUNS = 12
-N_TILES = 3  # whose other choices are tried too
+N_TILES = 3  # that are tried in other orders too
 # Enough for numbers that differ, few enough to draw on the host.
 N_RANDOM = 1 << 20
 
@@ -138,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def tuned(problem: Problem) -> list[tune.Timing]:
     """Time ways to cut a product that need no more workspace than launchers are given; the fastest is kept.
 
-    Compiling takes longer than running: first all tiles are tried, then the other choices with the best of them.
+    Compiling takes longer than running: first all tiles are tried, then other orders of the best of them.
     """
     layout = "TN" if problem.spec.a_is_KM else "NT" if problem.spec.b_is_NK else "NN"
     sums_columns = problem.column_sums is not None
@@ -148,18 +149,14 @@ def tuned(problem: Problem) -> list[tune.Timing]:
         raise ConfigError(f"the kernel that is tuned does not support {problem}; give multiples of 8")
     fitting = [c for c in wgmma.candidates(problem) if wgmma.workspace_size(problem, c) <= most]
     time_all = partial(tune.tune, problem, run=run, time_s=time_on_gpu)
-    timings = time_all([c for c in fitting if c.cluster == 1])
-    best = {_tiles(timing.config) for timing in timings[:N_TILES]}
-    return time_all([c for c in fitting if _tiles(c) in best])
+    timings = time_all([c for c in fitting if c.group == GROUPS[0]])
+    best = {timing.config for timing in timings[:N_TILES]}
+    return time_all([c for c in fitting if c._replace(group=GROUPS[0]) in best])
 
 
 def run(problem: Problem, config: Config) -> None:
     """Launch a product with a Config."""
     wgmma.launch(problem, None, config, problem.workspace)
-
-
-def _tiles(config: Config) -> tuple[int, int, bool]:
-    return config.tile_m, config.tile_n, config.spread
 
 
 def describe(what: str, problem: Problem, timings: list[tune.Timing]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+from operator import add, floordiv, mul, sub
+from types import FunctionType, SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +18,7 @@ from numstack.kernels.gemm import problem as problems
 from numstack.kernels.gemm import reference, wgmma
 from numstack.kernels.gemm.wgmma import Config, choice
 from numstack.kernels.gemm.wgmma.config import SHARED_MOST
-from numstack.kernels.gemm.wgmma.schedule import Plan, make_plan
+from numstack.kernels.gemm.wgmma.schedule import PART_STEPS, Plan, make_piece, make_plan
 from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
 
 IS_HOPPER = current_device().kind == "cuda" and current_device().properties.compute_capability == (9, 0)
@@ -25,64 +27,52 @@ needs_hopper = pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU: NUM
 PLAIN = choice.plain(4096, 4096, 4096, "NT", itemsize=2)
 
 
-def parts_of_workers(plan: Plan, k_steps: int, workers: int) -> dict[int, tuple[int, int, int]]:
-    """Tile, first and last step of every part, by its place: as the kernel shares them out."""
-    parts: dict[int, tuple[int, int, int]] = {}
-
-    def add(place: int, tile: int, begin: int, end: int) -> None:
-        assert place not in parts and 0 <= place < plan.parts and begin < end
-        parts[place] = tile, begin, end
-
-    n_heads = plan.heads * plan.rest
-    tail_begin = plan.heads * plan.head
-    tail = k_steps - tail_begin
-    for worker in range(workers):
-        if worker < n_heads:
-            part, tile = divmod(worker, plan.rest)
-            last = plan.tails == 0 and part == plan.heads - 1
-            add(worker, tile, part * plan.head, k_steps if last else (part + 1) * plan.head)
-            continue
-        mine = worker - n_heads
-        place = n_heads + mine * plan.slots
-        add(place, mine, tail_begin, k_steps)
-        units = (plan.rest - plan.tails) * tail
-        unit, end = mine * units // plan.tails, (mine + 1) * units // plan.tails
-        while unit < end:
-            tile, offset = divmod(unit, tail)
-            n = min(tail - offset, end - unit)
-            place += 1
-            assert place < n_heads + (mine + 1) * plan.slots
-            add(place, plan.tails + tile, tail_begin + offset, tail_begin + offset + n)
-            unit += n
-    return parts
+def pieces_of_worker(plan: Plan, worker: int, workers: int) -> list[tuple[int, int, int, int]]:
+    """Tile, first and last step, and place in the workspace of each piece of a worker's work: the kernel's."""
+    compiled = make_piece(plan.rest > 0).py_func
+    names = {
+        "integers": SimpleNamespace(add=add, subtract=sub, multiply=mul, divide=floordiv),
+        "int32": int,
+        "share_begin": lambda worker, workers, units: worker * units // workers,
+    }
+    piece = FunctionType(compiled.__code__, {**compiled.__globals__, **names}, "piece", None, compiled.__closure__)
+    pieces: list[tuple[int, int, int, int]] = []
+    while (found := piece(len(pieces), worker, workers, *plan))[0] >= 0:
+        pieces.append(found)
+    return pieces
 
 
+@pytest.mark.parametrize("spread", [False, True])
 @pytest.mark.parametrize("workers", [132, 66, 7])
-def test_cut_tiles_are_whole_again(workers: int) -> None:
+def test_each_tile_is_worked_on_once(workers: int, spread: bool) -> None:
     rng = np.random.default_rng(0)
     n_cut = 0
-    for tiles, k_steps in rng.integers(1, 400, (300, 2)).tolist():
-        plan = make_plan(tiles, k_steps, workers, spread=True)
+    for tiles, steps in rng.integers(1, 400, (100, 2)).tolist():
+        plan = make_plan(tiles, steps, workers, spread)
         assert (plan.whole + plan.rest == tiles and plan.whole % workers == 0) or not plan.rest
-        if plan.rest:
-            n_cut += 1
-            parts = sorted(parts_of_workers(plan, k_steps, workers).values())
-            ends = dict.fromkeys(range(plan.rest), 0)
-            for tile, begin, end in parts:
-                assert begin == ends[tile]
-                ends[tile] = end
-            assert set(ends.values()) == {k_steps}
-    assert n_cut > 20
-    assert make_plan(100, 1000, workers, spread=False) == Plan(100, 0, 0, 0, 0, 0)
+        n_cut += plan.rest > 0
+        stretches: dict[int, list[tuple[int, int]]] = {tile: [] for tile in range(tiles)}
+        places = set()
+        for worker in range(workers):
+            for tile, begin, end, place in pieces_of_worker(plan, worker, workers):
+                assert begin < end
+                stretches[tile].append((begin, end))
+                assert (place >= 0) == (tile >= plan.whole) and place < max(plan.parts, 1)
+                assert place < 0 or place not in places
+                places.add(place)
+        for parts in stretches.values():
+            ends = [0, *(end for _, end in sorted(parts))]
+            assert [begin for begin, _ in sorted(parts)] == ends[:-1] and ends[-1] == steps
+    assert (n_cut > 5) == spread
+    assert make_plan(100, 1000, 132, spread=False) == Plan(100, 1000, 0, 0, 0, 0, 0)
 
 
-def test_workers_have_as_many_steps_each() -> None:
-    plan = make_plan(72, 1024, 132, spread=True)
-    steps = [0] * 132
-    n_heads = plan.heads * plan.rest
-    for place, (_, begin, end) in parts_of_workers(plan, 1024, 132).items():
-        steps[place if place < n_heads else n_heads + (place - n_heads) // plan.slots] += end - begin
-    assert max(steps) - min(steps) <= 2
+@pytest.mark.parametrize("tiles", [18, 24, 54, 72, 91, 117])
+def test_workers_have_as_much_to_do_each(tiles: int) -> None:
+    plan = make_plan(tiles, 1024, 132, spread=True)
+    pieces = [pieces_of_worker(plan, worker, 132) for worker in range(132)]
+    work = [sum(end - begin + PART_STEPS for _, begin, end, _ in mine) for mine in pieces]
+    assert abs(max(work) - plan.longest) <= PART_STEPS and max(work) < 1.05 * sum(work) / 132
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
@@ -158,12 +148,12 @@ def test_no_parameter_of_a_kernel_is_assigned_to() -> None:
             assert not parameters & assigned, f"{function.name} assigns to {parameters & assigned}"
 
 
-def test_cutting_along_k_compiles_for_hopper() -> None:
+@pytest.mark.parametrize("config", [Config(spread=True), Config(tile_n=192, spread=True, stretch=16)], ids=str)
+def test_cutting_along_k_compiles_for_hopper(config: Config) -> None:
     with offline.device("sm_90a") as device:
         x, y, dw = (device.array(shape, np.uint16) for shape in ((8192, 768), (8192, 768), (768, 768)))
         problem = problems.make(x, y, dw, layout="TN")
-        workspace = device.array((wgmma.workspace_size(problem, Config(spread=True)),))
-        wgmma.launch(problem, None, Config(spread=True), workspace)
+        wgmma.launch(problem, None, config, device.array((wgmma.workspace_size(problem, config),)))
         assert {build.kernel: build.faults() for build in device.builds.values()} == {
             "gemm.wgmma TN": [],
             "gemm.wgmma TN gather": [],
@@ -172,16 +162,16 @@ def test_cutting_along_k_compiles_for_hopper() -> None:
 
 WAYS = [
     Config(),
-    Config(cluster=2),
     Config(tile_n=160, stages=5),
-    Config(tile_n=192, stages=4, buffers=3),
+    Config(tile_n=192, stages=4, buffers=3, group=1),
     Config(tile_m=256, tile_n=128),
-    Config(tile_m=256, tile_n=160, stages=3, buffers=5, cluster=2),
+    Config(tile_m=256, tile_n=160, stages=3, buffers=5),
     Config(tile_n=64, stages=6),
     Config(tile_n=192, ping_pong=True),
     Config(tile_n=160, stages=5, ping_pong=True),
     Config(spread=True),
-    Config(tile_m=256, tile_n=192, stages=3, cluster=2, spread=True),
+    Config(tile_m=256, tile_n=192, stages=3, spread=True),
+    Config(tile_n=192, spread=True, stretch=16),
 ]
 
 

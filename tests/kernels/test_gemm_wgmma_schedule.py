@@ -49,8 +49,7 @@ class Block:
 
     def elements(self, thread: int, first_row: int, registers: range) -> tuple[Any, Any, Any]:
         """Rows and columns of c that registers of a thread are, as the documentation of wgmma says, and their sums."""
-        row, column, _ = self.loads[self.steps[0]]
-        first = self.loads[self.steps[0]][2]
+        row, column, first = self.loads[self.steps[0]]
         assert [self.loads[step] for step in self.steps] == [
             (row, column, first + i * TILE_K) for i in range(len(self.steps))
         ]
@@ -58,7 +57,7 @@ class Block:
         warp, lane = divmod(thread, 32)
         rows = row + first_row + 16 * warp + lane // 4 + 8 * (i // 2 % 2)
         columns = column + 8 * (i // 4) + 2 * (lane % 4) + i % 2
-        tile = self.sums_of(row, column, self.loads[self.steps[0]][2], self.loads[self.steps[-1]][2] + TILE_K)
+        tile = self.sums_of(row, column, first, first + TILE_K * len(self.steps))
         return rows, columns, tile[rows - row, columns - column]
 
     def sums_of(self, row: int, column: int, begin: int, end: int) -> np.ndarray:
@@ -75,7 +74,7 @@ class Block:
         def load_a(array: Any, target: int, barrier: int, row: int, depth: int, matrix: int) -> None:
             self.loads.append((row, -1, depth))
 
-        def load_b(array: Any, target: int, barrier: int, column: int, depth: int, matrix: int, block: int) -> None:
+        def load_b(array: Any, target: int, barrier: int, column: int, depth: int, matrix: int) -> None:
             row, _, k = self.loads[-1]
             assert depth == k
             self.loads[-1] = row, column, depth
@@ -85,6 +84,7 @@ class Block:
             rows, columns, sums = self.elements(rest[4], first_row, range(config.tile_n // 2))
             assert (x, y) == (self.loads[self.steps[0]][1], self.loads[self.steps[0]][0] + first_row)
             inside = (rows < self.c_MN.shape[0]) & (columns < self.c_MN.shape[1])
+            assert np.isnan(self.c_MN[rows[inside], columns[inside]]).all(), "stored twice"
             self.c_MN[rows[inside], columns[inside]] = sums[inside]
 
         def store4(partials: np.ndarray, index: int, acc: Any, first: int) -> None:
@@ -114,11 +114,10 @@ class Block:
             "integers": arithmetic,
             "mbarrier": Nothing(),
             "tma": Nothing(),
-            "cluster": Nothing(),
             "shared": Nothing(),
             "wgmma": Nothing(),
             "vectors": SimpleNamespace(store4=store4),
-            "sync": SimpleNamespace(uniform=lambda x: x, elect=lambda: 1),
+            "sync": SimpleNamespace(uniform=lambda x: x, elect=lambda: 1, let_next_kernel_start=lambda: None),
             "share_begin": lambda worker, workers, units: worker * units // workers,
             **dict.fromkeys(("int32", "uint32", "uint64"), int),
             "float32": float,
@@ -126,7 +125,8 @@ class Block:
         replaced: dict[str, Any] = {
             "load_a": load_a,
             "load_b": load_b,
-            "add_up": self.add_up,
+            "advance": lambda stage, phase: (stage, phase),
+            **dict.fromkeys(("add_up", "add_up_narrow", "add_up_nothing"), self.add_up),
             "store_rows": store_rows,
             "store_rows_below": store_rows,
         }
@@ -135,6 +135,9 @@ class Block:
             value = cell.cell_contents
             if name == "tile_position":
                 value = value.py_func
+            elif name == "piece":
+                inner = value.py_func
+                value = FunctionType(inner.__code__, {**inner.__globals__, **names}, "piece", None, inner.__closure__)
             elif callable(value) or value is None:
                 value = replaced.get(name, lambda *args: 0)
             cells.append(CellType(value))
@@ -147,33 +150,27 @@ class Block:
 
 @pytest.mark.skipif(current_device().kind != "cpu", reason="runs kernels in Python: NUMSTACK_DEVICE=cpu runs it")
 @pytest.mark.parametrize(
-    ("m", "n", "k", "workers", "config"),
+    ("m", "n", "k", "blocks", "config"),
     [
         pytest.param(300, 100, 2500, 10, Config(tile_n=64, spread=True), id="heads, tails of one's own and shared"),
         pytest.param(300, 64, 2560, 6, Config(tile_n=64, spread=True), id="heads alone"),
         pytest.param(640, 128, 1500, 7, Config(tile_n=64, spread=True), id="whole tiles first"),
-        pytest.param(600, 64, 2500, 5, Config(tile_n=64, spread=True, cluster=2), id="pairs of blocks"),
-        pytest.param(1000, 64, 2500, 5, Config(256, 64, spread=True, cluster=2), id="128 rows a warpgroup"),
+        pytest.param(1000, 64, 2500, 5, Config(256, 64, spread=True), id="128 rows a warpgroup"),
     ],
 )
-def test_c_is_whole(m: int, n: int, k: int, workers: int, config: Config) -> None:
+def test_c_is_whole(m: int, n: int, k: int, blocks: int, config: Config) -> None:
     rng = np.random.default_rng(0)
     a_KM, b_KN = (rng.integers(-4, 5, shape).astype(np.float32) for shape in ((k, m), (k, n)))
-    tiles_m, tiles_n, k_steps = (
-        ceil_div(m, config.tile_m * config.cluster),
-        ceil_div(n, config.tile_n),
-        ceil_div(k, TILE_K),
-    )
-    plan = make_plan(tiles_m * tiles_n, k_steps, workers, spread=True)
+    tiles_m, tiles_n = ceil_div(m, config.tile_m), ceil_div(n, config.tile_n)
+    plan = make_plan(tiles_m * tiles_n, ceil_div(k, TILE_K), blocks, config.spread)
     assert plan.rest
     outputs = Outputs("f32", *[False] * (len(Outputs._fields) - 1))
     product = make_kernel(Form("product", True, False, "bf16", outputs), config)
     c_MN = np.full((m, n), np.nan, np.float32)
-    partials = np.full(plan.parts * config.tile_m * config.cluster * config.tile_n, np.nan, np.float32)
-    cut = (tiles_m, tiles_n, plan.whole, k_steps, *plan[1:])
-    for number in range(workers * config.cluster):
-        Block(a_KM, b_KN, c_MN, partials).run(product.py_func, config, cut, number, workers * config.cluster)
+    partials = np.full(plan.parts * config.tile_m * config.tile_n, np.nan, np.float32)
+    cut = (tiles_m, tiles_n, *plan)
+    for number in range(blocks):
+        Block(a_KM, b_KN, c_MN, partials).run(product.py_func, config, cut, number, blocks)
     gather = make_gather(Gathered("gather", False), config)
-    grid = (plan.rest, config.cluster * config.tile_m // 64, config.tile_n // 8 // FOURS)
-    gather[grid, BLOCK](partials, c_MN, *cut, 1.0)
+    gather[(plan.rest, config.tile_m // 64, config.tile_n // 8 // FOURS), BLOCK](partials, c_MN, *cut, 1.0)
     np.testing.assert_array_equal(c_MN, a_KM.T @ b_KN)

@@ -3,7 +3,7 @@
 ======================  ===============================================================================================
 file                    what is in it
 ======================  ===============================================================================================
-``config``              what may be chosen: tile, stages, clusters, tiles cut along k
+``config``              what may be chosen: tile, stages, order of tiles, tiles cut along k
 ``choice``              what is chosen
 ``schedule``            which block works on which tile
 ``kernel``              the kernel: loading, multiplying
@@ -14,8 +14,9 @@ file                    what is in it
 
 Measured on an H200, bf16, in turns with the faster of two calls of cuBLAS: the products of GPT-2 124M and 1.5B and
 squares 1.02 of it together, 0.94 to 1.19 each but for a gradient of 1600 x 1600 (0.84). Bias and GELU in the product,
-the pre-activation kept: 1.41 and 1.29 times as fast as cuBLAS followed by a compiled bias and GELU. Errors are cuBLAS's
-where c has 16 bits; gradients in float32 are up to 1.42 times as far from float64 as cuBLAS's, which adds more parts.
+the pre-activation kept: 1.41 and 1.29 times as fast as cuBLAS followed by a compiled bias and GELU. Errors are at most
+cuBLAS's, where gradients are float32 as well: cuBLAS adds more parts, here long sums are added up in stretches (1.42
+times its error without).
 
 Storing a tile of 128 x 256, which is multiplied in 12,288 cycles if k is 768, takes 1,900 cycles more; 8,400 with GELU
 and the pre-activation, of which the units of exponentials alone need 4,096. ``ping_pong`` hides both: 1.04 to 1.19
@@ -24,12 +25,18 @@ outweighs that. Packing a finished tile and storing it while the next is multipl
 plain tile as well, but a GELU only by rounding what goes into it, or with tiles of 192 columns and little gain. The
 turns of warpgroups must be kept by barriers: the ring alone does not, as parities say nothing of rounds further apart.
 
-What did not help: clusters of two that share b (within 1%, one shape apart); groups of 8 instead of 16 rows of tiles; a
-lag of one warpgroup behind the other (nothing, in 64 comparisons); parts cut evenly and in any order (stream-K as
-published), which are far apart in k and share nothing in the L2 cache: half the rate without clusters; each warp
-storing its own rows without barriers (0.97), more buffers for c instead of a stage (1.00), evicting c first from the L2
-cache (0.99). What the compiled code shows: behind ``elect``, and not behind ``thread == 0``, TMA instructions need no
-loop over lanes; an arrival at another block's barrier that releases fences the whole GPU, a relaxed one nothing.
+Where tiles are cut along k, letting all workers end together with what their parts cost counted gains 2 to 3% of the
+gradients of 1600 x 4800 and 1600 x 6400; gathering four parts at once, in a kernel that starts early, 0.2 to 1.2%.
+
+What did not help: pairs of blocks that halve k and send each other half of their sums through distributed shared
+memory, by plain stores or ``st.async``: 1% for a gradient of 1600 x 1600 in tiles of 128 x 320, 2 to 10% slower for all
+others. Those tiles elsewhere: 9% slower where b is loaded 32 columns at a time, as fast as 256 x 160 where it is loaded
+along k. Clusters of two that share b: 2% slower on average, up to 23% for gradients. Groups of 8 instead of 16 rows of
+tiles; a lag of one warpgroup behind the other (nothing, in 64 comparisons); parts cut evenly and in any order (stream-K
+as published), which are far apart in k and share nothing in the L2 cache: half the rate; each warp storing its own rows
+without barriers (0.97), more buffers for c instead of a stage (1.00), evicting c first from the L2 cache (0.99). What
+the compiled code shows: behind ``elect``, and not behind ``thread == 0``, TMA instructions need no loop over lanes; an
+arrival at another block's barrier that releases fences the whole GPU, a relaxed one nothing.
 
 Sources: the design of CUTLASS's "warp-specialised persistent cooperative" and "ping-pong" kernels and of
 pranjalssh/fast.cu (2024); stream-K after Osama et al. 2023, with parts that are worked on at the same time at the same
@@ -70,7 +77,7 @@ def default_config(problem: Problem) -> Config:
 def workspace_size(problem: Problem, config: Config) -> int:
     """Elements (float32) of workspace; at least 1."""
     needs = choice.Needs.of(problem)
-    parts = choice.plan_of(config, needs).parts * config.tile_m * config.tile_n * config.cluster
+    parts = choice.plan_of(config, needs).parts * config.tile_m * config.tile_n
     return max(parts, _sums_size(problem.m, problem.n) if problem.column_sums is not None else 1)
 
 
@@ -179,22 +186,21 @@ def _prepare(
     )
     form = Form(spec.name("wgmma"), spec.a_is_KM, spec.b_is_NK, DTYPES[a_dtype], outputs)
     plan = choice.plan_of(config, needs)
-    workers = current_device().properties.multiprocessors // config.cluster
-    tiles_m, tiles_n = ceil_div(needs.m, config.tile_m * config.cluster), ceil_div(needs.n, config.tile_n)
-    matrix, pair = (1,) if outputs.is_batch else (), config.cluster
-    steps = ceil_div(needs.k, TILE_K)
-    cut: tuple[int, ...] = (tiles_m, tiles_n, plan.whole, steps, *plan[1:])
+    workers = current_device().properties.multiprocessors
+    tiles_m, tiles_n = ceil_div(needs.m, config.tile_m), ceil_div(needs.n, config.tile_n)
+    matrix = (1,) if outputs.is_batch else ()
+    cut: tuple[int, ...] = (tiles_m, tiles_n, *plan)
     if config.ping_pong:
         columns = tiles_n - choice.is_edge_narrow(config, needs)
-        cut = (tiles_m, columns, tiles_m * columns * needs.n_matrices, plan.whole, steps)
+        cut = (tiles_m, columns, tiles_m * columns * needs.n_matrices, plan.whole, plan.steps)
     return _Ready(
         kernel=make_ping_pong_kernel(form, config) if config.ping_pong else make_kernel(form, config),
-        grid=(workers if plan.rest else min(workers, plan.whole)) * config.cluster,
+        grid=workers if plan.rest else min(workers, plan.whole),
         shared_bytes=choice.shared_bytes(config, needs),
         a_box=(*matrix, *((TILE_K, 64) if spec.a_is_KM else (config.tile_m, TILE_K))),
         b_box=(
             *matrix,
-            *((config.tile_n // pair, TILE_K) if spec.b_is_NK else (TILE_K // pair, config.b_box_columns)),
+            *((config.tile_n, TILE_K) if spec.b_is_NK else (TILE_K, config.b_box_columns)),
         ),
         c_box=(*matrix, CHUNK_ROWS, outputs.chunk_columns(config)),
         b_swizzle_bytes=128 if spec.b_is_NK else 2 * config.b_box_columns,
@@ -202,7 +208,7 @@ def _prepare(
         plan=plan,
         cut=cut,
         gather=make_gather(Gathered(form.name + " gather", spec.has_residual), config),
-        gather_grid=(plan.rest, config.cluster * config.tile_m // CHUNK_ROWS, config.tile_n // 8 // FOURS),
+        gather_grid=(plan.rest, config.tile_m // CHUNK_ROWS, config.tile_n // 8 // FOURS),
     )
 
 

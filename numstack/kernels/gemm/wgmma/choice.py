@@ -42,8 +42,10 @@ PING_PONG = {
     True: {(128, 192): (0.91, 2.5), (128, 160): (0.95, 4.5)},
 }
 WIDE = 192  # columns of a tile that stores two matrices: narrower ones took 2% more
+STRETCH = 128  # steps, of sums in float32: at 187 they were 1.4 times as far from float64 as cuBLAS's, now 0.85 times
+STRETCH_COLUMNS = 192  # of the widest tile that leaves registers for a second sum
+GROUPS = (16, 1)  # rows of tiles that are worked through together: what a tuner tries
 STORE_STEPS = 7.75  # what storing a tile costs, in steps of k
-PART_STEPS = 9  # what storing a part of a cut tile and gathering it costs
 CUT_STEPS = 26  # what cutting costs once: a second kernel, and loads that start anew; in steps of a tile of 128 x 256
 
 
@@ -133,8 +135,8 @@ def plain(m: int, n: int, k: int, layout: str, itemsize: int) -> Needs:
 @lru_cache(maxsize=4096)
 def plan_of(config: Config, needs: Needs) -> Plan:
     """Which tiles are cut along k."""
-    tiles = ceil_div(needs.m, config.tile_m * config.cluster) * ceil_div(needs.n, config.tile_n) * needs.n_matrices
-    workers = current_device().properties.multiprocessors // config.cluster
+    tiles = ceil_div(needs.m, config.tile_m) * ceil_div(needs.n, config.tile_n) * needs.n_matrices
+    workers = current_device().properties.multiprocessors
     return make_plan(tiles, ceil_div(needs.k, TILE_K), workers, config.spread)
 
 
@@ -172,43 +174,38 @@ def shared_bytes(config: Config, needs: Needs) -> int:
 
 def candidates(problem: Problem) -> Iterator[Config]:
     """What a tuner tries."""
-    needs = Needs.of(problem)
+    for config, _ in _ways(Needs.of(problem), may_spread=True):
+        for group in GROUPS:
+            yield config._replace(group=group)
+
+
+def _ways(needs: Needs, may_spread: bool) -> Iterator[tuple[Config, Plan]]:
+    """Each tile that fits, whole and cut along k where that changes anything."""
     for tile_m, tile_n in TILES:
         fitting = fitted(tile_m, tile_n, needs)
-        for cluster in (1, 2):
-            if fitting is not None:
-                config = fitting._replace(cluster=cluster)
-                yield config
-                spread = config._replace(spread=True)
-                if needs.can_spread and plan_of(spread, needs).rest:
-                    yield spread
+        if fitting is None:
+            continue
+        yield fitting, plan_of(fitting, needs)
+        has_room = needs.itemsize == 4 and tile_m == 128 and tile_n <= STRETCH_COLUMNS
+        spread = fitting._replace(spread=True, stretch=STRETCH if has_room else 0)
+        plan = plan_of(spread, needs)
+        if may_spread and needs.can_spread and plan.rest:
+            yield spread, plan
     for tile_m, tile_n in PING_PONG[needs.b_is_NK]:
         fitting = fitted(tile_m, tile_n, needs, ping_pong=True)
         if fitting is not None:
-            yield fitting
+            yield fitting, plan_of(fitting, needs)
 
 
 @lru_cache(maxsize=4096)
 def choose(needs: Needs, may_spread: bool = True) -> Config:
     """What should be fastest, by the longest path that each tile leads to."""
-    best, least = Config(), float("inf")
-    for tile_m, tile_n in TILES:
-        fitting = fitted(tile_m, tile_n, needs)
-        if fitting is None or (needs.keeps_preactivation and tile_n < WIDE):
-            continue
-        for spread in (False, True) if may_spread and needs.can_spread else (False,):
-            config = fitting._replace(spread=spread)
-            plan = plan_of(config, needs)
-            if spread and not plan.rest:
-                continue
-            cost = _cost(config, plan, needs)
-            if cost < least:
-                best, least = config, cost
-    for tile_m, tile_n in PING_PONG[needs.b_is_NK]:
-        fitting = fitted(tile_m, tile_n, needs, ping_pong=True)
-        if fitting is not None and _cost_of_ping_pong(fitting, needs) < least:
-            best, least = fitting, _cost_of_ping_pong(fitting, needs)
-    return best
+    ways = [
+        (_cost(config, plan, needs), config)
+        for config, plan in _ways(needs, may_spread)
+        if config.ping_pong or not needs.keeps_preactivation or config.tile_n >= WIDE
+    ]
+    return min(ways, key=lambda way: way[0])[1] if ways else Config()
 
 
 def is_edge_narrow(config: Config, needs: Needs) -> bool:
@@ -216,21 +213,13 @@ def is_edge_narrow(config: Config, needs: Needs) -> bool:
     return config.ping_pong and needs.n > config.tile_n and 0 < needs.n % config.tile_n <= NARROW and not needs.is_batch
 
 
-def _cost_of_ping_pong(config: Config, needs: Needs) -> float:
-    """As :func:`_cost`."""
-    tiles = plan_of(config, needs).whole
-    rounds = ceil_div(tiles, current_device().properties.multiprocessors)
-    rate, store_steps = PING_PONG[needs.b_is_NK][config.tile_m, config.tile_n]
-    return config.tile_m * config.tile_n * rounds * (ceil_div(needs.k, TILE_K) + store_steps) / rate
-
-
 def _cost(config: Config, plan: Plan, needs: Needs) -> float:
     """Elements of c, times steps of k, of the longest path through the multiprocessors."""
-    workers = current_device().properties.multiprocessors
-    steps = ceil_div(needs.k, TILE_K) + STORE_STEPS
-    area = config.tile_m * config.tile_n
-    rate = TILES[config.tile_m, config.tile_n]
-    if not plan.rest:
-        return area * ceil_div(plan.whole, workers) * steps / rate
-    shared_evenly = ((plan.whole + plan.rest) * steps + plan.parts * PART_STEPS) / workers
-    return area * shared_evenly / rate + 128 * 256 * CUT_STEPS
+    tile, store_steps = (config.tile_m, config.tile_n), STORE_STEPS
+    if config.ping_pong:
+        rate, store_steps = PING_PONG[needs.b_is_NK][tile]
+    else:
+        rate = TILES[tile]
+    rounds = ceil_div(plan.whole, current_device().properties.multiprocessors)
+    steps = rounds * (plan.steps + store_steps) + plan.longest
+    return config.tile_m * config.tile_n * steps / rate + (128 * 256 * CUT_STEPS if plan.rest else 0)

@@ -25,10 +25,10 @@ class Config(NamedTuple):
         Pieces of c (64 rows of 128 bytes, or 64) that a warpgroup has room for.
     group : int
         Rows of tiles that are worked through together, column by column, so that what they share stays in the L2 cache.
-    cluster : {1, 2}
-        Blocks, above one another in c, that share each tile of b.
     spread : bool
         Whether the tiles that do not fill all multiprocessors are cut along k, evenly (stream-K).
+    stretch : int
+        Steps after which a sum is added to a second one: tensor cores cut off what they add to a large sum. 0: none.
     ping_pong : bool
         Whether each of two warpgroups has tiles of its own, of 128 rows, and stores one while the other multiplies.
     """
@@ -38,8 +38,8 @@ class Config(NamedTuple):
     stages: int = 4
     buffers: int = 2
     group: int = 16
-    cluster: int = 1
     spread: bool = False
+    stretch: int = 0
     ping_pong: bool = False
 
     @property

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, uint8, uint32, uint64
 
 from numstack.device import Kernel, kernel, widen
-from numstack.device.ptx import cluster, integers, mbarrier, nonfinite, shared, sync, tma, vectors, wgmma
+from numstack.device.ptx import integers, mbarrier, nonfinite, shared, sync, tma, vectors, wgmma
 from numstack.kernels.gemm.wgmma.boxes import make_boxes
 from numstack.kernels.gemm.wgmma.config import (
     BARRIER_BYTES,
@@ -18,7 +18,7 @@ from numstack.kernels.gemm.wgmma.config import (
     Config,
 )
 from numstack.kernels.gemm.wgmma.epilogue import Outputs, make_load_extra, make_store_rows
-from numstack.kernels.gemm.wgmma.schedule import make_tile_position, share_begin
+from numstack.kernels.gemm.wgmma.schedule import make_piece, make_tile_position
 
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232
 
@@ -37,14 +37,8 @@ class Form(NamedTuple):
 def make_kernel(form: Form, config: Config) -> Kernel:
     """The kernel of a form of product, cut as ``config`` says."""
     a_is_KM, b_is_NK, outputs = form.a_is_KM, form.b_is_NK, form.outputs
-    tile_m, tile_n, stages, buffers, blocks = (
-        config.tile_m,
-        config.tile_n,
-        config.stages,
-        config.buffers,
-        config.cluster,
-    )
-    spread = config.spread
+    tile_m, tile_n, stages, buffers = config.tile_m, config.tile_n, config.stages, config.buffers
+    spread, stretch = config.spread, config.stretch
     a_bytes, b_bytes = config.a_bytes, config.b_bytes
     head_bytes = config.head_bytes(outputs.has_bias, outputs.sums_columns)
     rows = tile_m // CONSUMERS  # of a consumer: one or two accumulators of 64
@@ -64,20 +58,27 @@ def make_kernel(form: Form, config: Config) -> Kernel:
     give_registers = sync.make_set_registers("dec", PRODUCER_REGISTERS)
     take_registers = sync.make_set_registers("inc", CONSUMER_REGISTERS)
     wait_all_read = tma.make_wait(0, reads_only=True)
+    piece = make_piece(spread)
     tile_position = make_tile_position(config.group, outputs.is_batch)
-    load, load_for_pair, _, _ = make_boxes(outputs.is_batch)
+    load = make_boxes(outputs.is_batch).load
     has_bias, reads_extra = outputs.has_bias, outputs.reads_extra
     keeps_preactivation, flags_nonfinite = outputs.keeps_preactivation, outputs.flags_nonfinite
     is_nonfinite = {
         "bf16": nonfinite.is_nonfinite_bf16, "f16": nonfinite.is_nonfinite_f16, "f32": nonfinite.is_nonfinite_f32
     }[outputs.dtype]  # fmt: skip
-    chunks = tile_n // outputs.chunk_columns(config) * (2 if is_tall else 1)
+    chunks = tile_n // outputs.chunk_columns(config) * row_blocks
     loads_a_tile = chunks // buffers  # of each buffer
     first_loads = min(chunks, buffers)
     load_extra = make_load_extra(outputs, config)
     store_rows, store_rows_below = make_store_rows(outputs, config, 0), make_store_rows(outputs, config, 1)
     n_boxes_a, n_boxes_b, box_bytes = tile_m // 64, tile_n // box_columns, TILE_K * box_columns * 2
-    shared_half = tile_n // 2 * 128 if b_is_NK else box_bytes // 2  # of b's tile, loaded by each block of a pair
+
+    @cuda.jit(device=True)
+    def advance(stage, phase):
+        next_stage = uint32(stage + uint32(1))
+        if next_stage == uint32(stages):
+            return uint32(0), uint32(phase ^ uint32(1))
+        return next_stage, phase
 
     @cuda.jit(device=True)
     def load_a(a, target, barrier, row, depth, matrix):
@@ -88,23 +89,13 @@ def make_kernel(form: Form, config: Config) -> Kernel:
             load(a, target, barrier, depth, row, matrix)
 
     @cuda.jit(device=True)
-    def load_b(b, target, barrier, column, depth, matrix, block):
-        if blocks == 1:
-            if b_is_NK:
-                load(b, target, barrier, depth, column, matrix)
-            else:
-                for box in range(n_boxes_b):
-                    at = uint32(target + uint32(box * box_bytes))
-                    load(b, at, barrier, int32(column + box * box_columns), depth, matrix)
+    def load_b(b, target, barrier, column, depth, matrix):
+        if b_is_NK:
+            load(b, target, barrier, depth, column, matrix)
         else:
-            mine = uint32(target + uint32(block) * uint32(shared_half))
-            if b_is_NK:
-                load_for_pair(b, mine, barrier, depth, int32(column + block * (tile_n // 2)), matrix)
-            else:
-                first = int32(depth + block * 32)
-                for box in range(n_boxes_b):
-                    at = uint32(mine + uint32(box * box_bytes))
-                    load_for_pair(b, at, barrier, int32(column + box * box_columns), first, matrix)
+            for box in range(n_boxes_b):
+                at = uint32(target + uint32(box * box_bytes))
+                load(b, at, barrier, int32(column + box * box_columns), depth, matrix)
 
     def make_add_up(columns: int) -> Any:
         """A device function that multiplies tiles of a and ``columns`` of b as they arrive, and sums them in acc.
@@ -124,7 +115,7 @@ def make_kernel(form: Form, config: Config) -> Kernel:
                     from_a = a_descriptor(uint32(rows_of_a + stage * uint32(a_bytes)))
                     from_b = b_descriptor(uint32(tiles_of_b + stage * uint32(b_bytes)))
                     wgmma.fence()
-                    keep = int32(k != 0)
+                    keep = int32(1) if stretch > 0 else int32(k != 0)
                     for sixteen in range(4):
                         left_16 = from_a + uint64(a_step * sixteen)
                         right_16 = from_b + uint64(b_step * sixteen)
@@ -134,37 +125,49 @@ def make_kernel(form: Form, config: Config) -> Kernel:
                         keep = int32(1)
                     wgmma.commit()
                     wait_previous()
-                if k != 0 and mine < blocks:
-                    if blocks == 1:
-                        mbarrier.arrive(empty + uint32(8) * previous)
-                    else:
-                        cluster.arrive(empty + uint32(8) * previous, uint32(mine))
+                if k != 0 and mine == 0:
+                    mbarrier.arrive(empty + uint32(8) * previous)
                 previous = stage
-                stage = uint32(stage + uint32(1))
-                if stage == uint32(stages):
-                    stage = uint32(0)
-                    phase = uint32(phase ^ uint32(1))
+                stage, phase = advance(stage, phase)
             wait_last(acc)
             if is_tall:
                 wait_last(below)
-            if mine < blocks:
-                if blocks == 1:
-                    mbarrier.arrive(empty + uint32(8) * previous)
-                else:
-                    cluster.arrive(empty + uint32(8) * previous, uint32(mine))
+            if mine == 0:
+                mbarrier.arrive(empty + uint32(8) * previous)
             return stage, phase
 
         return add_up
 
     # What is left over from another tile could be taken for an overflow; and where parts of tiles are stored as well,
     # ptxas does not see that accumulators are complete (C7514).
-    skips_edges = not flags_nonfinite and not spread
+    skips_edges = not flags_nonfinite and not spread and not stretch
     add_up, add_up_narrow, add_up_nothing = make_add_up(tile_n), make_add_up(NARROW), make_add_up(0)
 
-    @kernel(name=form.name, cluster=blocks)
+    @cuda.jit(device=True)
+    def add_up_stretches(acc, below, rows_of_a, tiles_of_b, full, empty, first_stage, first_phase, steps, mine):
+        """The same in stretches of some steps, whose sums are added in float32."""
+        total = cuda.local.array(n_registers, float32)
+        for i in range(n_registers):
+            total[i] = float32(0)
+        stage = first_stage
+        phase = first_phase
+        left = steps
+        while left > 0:
+            now = int32(min(left, stretch))
+            left = integers.subtract(left, now)
+            for i in range(n_registers):
+                acc[i] = float32(0)
+            stage, phase = add_up(acc, below, rows_of_a, tiles_of_b, full, empty, stage, phase, now, mine)
+            for i in range(n_registers):
+                total[i] += acc[i]
+        for i in range(n_registers):
+            acc[i] = total[i]
+        return stage, phase
+
+    @kernel(name=form.name)
     def product(
         a, b, c, kept, extra, bias_N, partials, sums, flag, m, n,
-        tiles_m, tiles_n, whole, k_steps, rest, heads, head, tails, slots, alpha,
+        tiles_m, tiles_n, whole, steps, rest, heads, head, tails, slots, alpha,
     ):  # fmt: skip
         base = integers.shared_address(cuda.shared.array(0, uint8))
         tiles_of_a = uint32(base + uint32(head_bytes))
@@ -176,55 +179,19 @@ def make_kernel(form: Form, config: Config) -> Kernel:
         thread = int32(cuda.threadIdx.x)
         uniform_warp = sync.uniform(uint32(thread) >> uint32(5))
         group = uint32(uniform_warp >> uint32(2))
-        if blocks == 1:
-            block = int32(0)
-            worker = int32(cuda.blockIdx.x)
-            workers = int32(cuda.gridDim.x)
-        else:
-            block = int32(cuda.blockIdx.x & 1)
-            worker = int32(cuda.blockIdx.x >> 1)
-            workers = int32(cuda.gridDim.x >> 1)
+        number = int32(cuda.blockIdx.x)
+        n_blocks = int32(cuda.gridDim.x)
         if thread == 0:
             for stage in range(stages):
                 mbarrier.init(full + uint32(8 * stage), uint32(1))
-                mbarrier.init(empty + uint32(8 * stage), uint32(CONSUMERS * blocks))
+                mbarrier.init(empty + uint32(8 * stage), uint32(CONSUMERS))
             for slot in range(CONSUMERS * buffers):
                 mbarrier.init(loaded + uint32(8 * slot), uint32(1))
             mbarrier.fence_init()
-        if blocks == 1:
-            cuda.syncthreads()
-        else:
-            cluster.barrier()
+        cuda.syncthreads()
+        if spread:
+            sync.let_next_kernel_start()
 
-        # A worker takes whole tiles, every so many, then a part of a tile (its own), then a share of tails: see Plan.
-        tile = worker
-        own = int32(0)
-        own_tile = int32(0)
-        own_begin = int32(0)
-        own_end = int32(0)
-        unit = int32(0)
-        unit_end = int32(0)
-        tail = int32(1)
-        place = worker  # of its parts in the workspace
-        if spread and rest > 0:
-            own = int32(1)
-            n_heads = integers.multiply(heads, rest)
-            if worker < n_heads:
-                part = integers.divide(worker, rest)
-                own_tile = integers.subtract(worker, integers.multiply(part, rest))
-                own_begin = integers.multiply(part, head)
-                own_end = integers.add(own_begin, head)
-                if tails == 0 and part == heads - 1:
-                    own_end = k_steps
-            else:
-                own_tile = integers.subtract(worker, n_heads)
-                own_begin = integers.multiply(heads, head)
-                own_end = k_steps
-                tail = integers.subtract(k_steps, own_begin)
-                units = integers.multiply(integers.subtract(rest, tails), tail)
-                unit = share_begin(own_tile, tails, units)
-                unit_end = share_begin(integers.add(own_tile, int32(1)), tails, units)
-                place = integers.add(n_heads, integers.multiply(own_tile, slots))
         stage = uint32(0)
         phase = uint32(0)
         if group == 0:
@@ -232,25 +199,15 @@ def make_kernel(form: Form, config: Config) -> Kernel:
             if uniform_warp == uint32(0) and sync.elect():
                 tma.acquire_map(a)
                 tma.acquire_map(b)
-                while tile < whole or own > 0 or unit < unit_end:
-                    number = tile
-                    k_begin = int32(0)
-                    k_end = k_steps
-                    if not spread or tile < whole:
-                        tile = integers.add(tile, workers)
-                    elif own > 0:
-                        own = int32(0)
-                        number = integers.add(whole, own_tile)
-                        k_begin = own_begin
-                        k_end = own_end
-                    else:
-                        of_tails = integers.divide(unit, tail)
-                        number = integers.add(integers.add(whole, tails), of_tails)
-                        k_begin = integers.add(own_begin, integers.subtract(unit, integers.multiply(of_tails, tail)))
-                        k_end = int32(min(k_steps, integers.add(k_begin, integers.subtract(unit_end, unit))))
-                        unit = integers.add(unit, integers.subtract(k_end, k_begin))
-                    row_of_tiles, column_of_tiles, matrix = tile_position(number, tiles_m, tiles_n)
-                    row = int32((row_of_tiles * blocks + block) * tile_m)
+                turn = int32(0)
+                while True:
+                    tile, k_begin, k_end, _ = piece(
+                        turn, number, n_blocks, whole, steps, rest, heads, head, tails, slots
+                    )
+                    if tile < 0:
+                        break
+                    row_of_tiles, column_of_tiles, matrix = tile_position(tile, tiles_m, tiles_n)
+                    row = int32(row_of_tiles * tile_m)
                     column = int32(column_of_tiles * tile_n)
                     for k in range(k_begin, k_end):
                         barrier = uint32(full + uint32(8) * stage)
@@ -258,11 +215,9 @@ def make_kernel(form: Form, config: Config) -> Kernel:
                         mbarrier.arrive_and_expect(barrier, uint32(a_bytes + b_bytes))
                         depth = int32(k * TILE_K)
                         load_a(a, uint32(tiles_of_a + stage * uint32(a_bytes)), barrier, row, depth, matrix)
-                        load_b(b, uint32(tiles_of_b + stage * uint32(b_bytes)), barrier, column, depth, matrix, block)
-                        stage = uint32(stage + uint32(1))
-                        if stage == uint32(stages):
-                            stage = uint32(0)
-                            phase = uint32(phase ^ uint32(1))
+                        load_b(b, uint32(tiles_of_b + stage * uint32(b_bytes)), barrier, column, depth, matrix)
+                        stage, phase = advance(stage, phase)
+                    turn = integers.add(turn, int32(1))
         else:
             take_registers()
             consumer = int32(group - uint32(1))
@@ -289,25 +244,15 @@ def make_kernel(form: Form, config: Config) -> Kernel:
             parity = uint32(0)
             bias_left = float32(0)
             bias_right = float32(0)
-            while tile < whole or own > 0 or unit < unit_end:
-                number = tile
-                k_begin = int32(0)
-                k_end = k_steps
-                if not spread or tile < whole:
-                    tile = integers.add(tile, workers)
-                elif own > 0:
-                    own = int32(0)
-                    number = integers.add(whole, own_tile)
-                    k_begin = own_begin
-                    k_end = own_end
-                else:
-                    of_tails = integers.divide(unit, tail)
-                    number = integers.add(integers.add(whole, tails), of_tails)
-                    k_begin = integers.add(own_begin, integers.subtract(unit, integers.multiply(of_tails, tail)))
-                    k_end = int32(min(k_steps, integers.add(k_begin, integers.subtract(unit_end, unit))))
-                    unit = integers.add(unit, integers.subtract(k_end, k_begin))
-                row_of_tiles, column_of_tiles, matrix = tile_position(number, tiles_m, tiles_n)
-                row = int32((row_of_tiles * blocks + block) * tile_m + consumer * rows)
+            turn = int32(0)
+            while True:
+                tile, k_begin, k_end, place = piece(
+                    turn, number, n_blocks, whole, steps, rest, heads, head, tails, slots
+                )
+                if tile < 0:
+                    break
+                row_of_tiles, column_of_tiles, matrix = tile_position(tile, tiles_m, tiles_n)
+                row = int32(row_of_tiles * tile_m + consumer * rows)
                 column = int32(column_of_tiles * tile_n)
                 if reads_extra and mine == 0:
                     wait_all_read()
@@ -317,23 +262,28 @@ def make_kernel(form: Form, config: Config) -> Kernel:
                     at = int32(column + 2 * mine)
                     bias_left = widen(bias_N[at]) if at < bias_N.shape[0] else float32(0)
                     bias_right = widen(bias_N[at + 1]) if at + 1 < bias_N.shape[0] else float32(0)
-                steps = integers.subtract(k_end, k_begin)
+                n_steps = integers.subtract(k_end, k_begin)
                 # What hangs over c's edges is not multiplied: no tile ends earlier, but the others have more power.
                 if skips_edges and row >= m:
                     stage, phase = add_up_nothing(
-                        acc, below, my_rows_of_a, tiles_of_b, full, empty, stage, phase, steps, mine
+                        acc, below, my_rows_of_a, tiles_of_b, full, empty, stage, phase, n_steps, mine
                     )
                 elif skips_edges and integers.subtract(n, column) <= int32(NARROW):
                     stage, phase = add_up_narrow(
-                        acc, below, my_rows_of_a, tiles_of_b, full, empty, stage, phase, steps, mine
+                        acc, below, my_rows_of_a, tiles_of_b, full, empty, stage, phase, n_steps, mine
+                    )
+                elif stretch > 0:
+                    stage, phase = add_up_stretches(
+                        acc, below, my_rows_of_a, tiles_of_b, full, empty, stage, phase, n_steps, mine
                     )
                 else:
-                    stage, phase = add_up(acc, below, my_rows_of_a, tiles_of_b, full, empty, stage, phase, steps, mine)
+                    stage, phase = add_up(
+                        acc, below, my_rows_of_a, tiles_of_b, full, empty, stage, phase, n_steps, mine
+                    )
                 if has_bias and 2 * mine < tile_n:
                     shared.store2(uint32(my_bias + uint32(8 * mine)), bias_left, bias_right)
-                if spread and number >= whole:
-                    at = integers.add(integers.multiply(place, int32(blocks)), block)
-                    at = integers.add(integers.multiply(at, int32(CONSUMERS)), consumer)
+                if spread and place >= 0:
+                    at = integers.add(integers.multiply(place, int32(CONSUMERS)), consumer)
                     at = integers.multiply(at, int32(row_blocks))
                     for i in range(n_registers // 4):
                         vectors.store4(partials, ((at * (n_registers // 4) + i) * 128 + mine) * 4, acc, 4 * i)
@@ -341,7 +291,6 @@ def make_kernel(form: Form, config: Config) -> Kernel:
                         at = integers.add(at, int32(1))
                         for i in range(n_registers // 4):
                             vectors.store4(partials, ((at * (n_registers // 4) + i) * 128 + mine) * 4, below, 4 * i)
-                    place = integers.add(place, int32(1))
                 else:
                     store_rows(
                         acc, c, kept, extra, column, row, matrix, my_staging, my_loaded, parity, mine, consumer,
@@ -353,11 +302,10 @@ def make_kernel(form: Form, config: Config) -> Kernel:
                             consumer, my_bias, alpha, my_sums, sums, worst,
                         )  # fmt: skip
                     parity = uint32(parity ^ uint32(loads_a_tile & 1))
+                turn = integers.add(turn, int32(1))
             if flags_nonfinite and is_nonfinite(worst[0]):
                 cuda.atomic.or_(flag, 0, 1)
             if mine == 0:
                 wait_all_read()
-        if blocks > 1:
-            cluster.barrier()
 
     return product

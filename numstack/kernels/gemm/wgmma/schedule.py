@@ -9,6 +9,7 @@ from numstack.device.ptx import integers
 from numstack.kernels.launch import ceil_div
 
 SHORTEST_PART = 8  # steps of k: shorter parts cost more to store and gather than they save
+PART_STEPS = 9  # what storing a part and starting on another costs, in steps
 
 
 @cache
@@ -44,18 +45,63 @@ def share_begin(worker, workers, units):
     return integers.divide(integers.multiply(worker, units), workers)
 
 
+@cache
+def make_piece(spread: bool) -> Any:
+    """A device function for the i-th piece of a worker's work: a tile, or a part of one.
+
+    It returns the tile's number (-1: there is no such piece), its first and last step, and a part's place in the
+    workspace (else -1). See Plan for the numbers.
+    """
+
+    @cuda.jit(device=True)
+    def piece(i, worker, workers, whole, steps, rest, heads, head, tails, slots):
+        number = integers.add(worker, integers.multiply(i, workers))
+        if number < whole:
+            return number, int32(0), steps, int32(-1)
+        if not spread or rest == 0:
+            return int32(-1), int32(0), int32(0), int32(-1)
+        mine = integers.subtract(i, integers.divide(whole, workers))
+        n_heads = integers.multiply(heads, rest)
+        if worker < n_heads:
+            part = integers.divide(worker, rest)
+            number = integers.add(whole, integers.subtract(worker, integers.multiply(part, rest)))
+            begin = integers.multiply(part, head)
+            end = steps if tails == 0 and part == heads - 1 else integers.add(begin, head)
+            return number if mine == 0 else int32(-1), begin, end, worker
+        own = integers.subtract(worker, n_heads)
+        tail_begin = integers.multiply(heads, head)
+        place = integers.add(integers.add(n_heads, integers.multiply(own, slots)), mine)
+        if mine == 0:
+            return integers.add(whole, own), tail_begin, steps, place
+        tail = integers.subtract(steps, tail_begin)
+        units = integers.multiply(integers.subtract(rest, tails), tail)
+        unit = share_begin(own, tails, units)
+        unit_end = share_begin(integers.add(own, int32(1)), tails, units)
+        shared = integers.subtract(integers.add(integers.divide(unit, tail), mine), int32(1))  # which of those tiles
+        first = integers.multiply(shared, tail)
+        begin = int32(max(unit, first))
+        end = int32(min(unit_end, integers.add(first, tail)))
+        number = integers.add(integers.add(whole, tails), shared) if begin < end else int32(-1)
+        offset = integers.subtract(tail_begin, first)
+        return number, integers.add(begin, offset), integers.add(end, offset), place
+
+    return piece
+
+
 class Plan(NamedTuple):
     """How W workers share the tiles of c, each a sum over K steps.
 
     First whole tiles, W at a time. R < W tiles are left; each is cut along k into ``heads`` parts of ``head`` steps and
     a tail. A worker has one head: those that work on the same stretch of k at the same time find what they load in the
     L2 cache. E workers are left for the R tails: each takes one of the first E tails, then its share of the steps of
-    the others, so that all workers have as many steps in the end.
+    the others. Heads are as long as lets all workers end together, what storing parts takes included.
 
     Attributes
     ----------
     whole : int
         Tiles that are not cut.
+    steps : int
+        K.
     rest : int
         R; 0 if all tiles are whole.
     heads, head : int
@@ -66,6 +112,7 @@ class Plan(NamedTuple):
     """
 
     whole: int
+    steps: int
     rest: int
     heads: int
     head: int
@@ -77,15 +124,31 @@ class Plan(NamedTuple):
         """Room for parts that a workspace needs."""
         return self.heads * self.rest + self.tails * self.slots
 
+    @property
+    def longest(self) -> int:
+        """Steps of the worker that has most to do of the tiles that are cut, with what storing its parts takes."""
+        if not self.rest:
+            return 0
+        if not self.tails:
+            return max(self.head, self.steps - (self.heads - 1) * self.head) + PART_STEPS
+        tail = self.steps - self.heads * self.head
+        shared = ceil_div((self.rest - self.tails) * tail, self.tails)
+        parts = 1 + ceil_div(self.rest - self.tails, self.tails)
+        return max(self.head + PART_STEPS, tail + shared + parts * PART_STEPS)
 
-def make_plan(tiles: int, k_steps: int, workers: int, spread: bool) -> Plan:
+
+def make_plan(tiles: int, steps: int, workers: int, spread: bool) -> Plan:
     """Cut the tiles that are left over if asked to, and if their parts are of some length."""
     rest = tiles % workers
-    heads = workers // rest if rest else 0
-    head = rest * k_steps // workers
+    uncut = Plan(tiles, steps, 0, 0, 0, 0, 0)
+    if not spread or not rest:
+        return uncut
+    heads = workers // rest
     tails = workers - heads * rest
-    shared_steps = (rest - tails) * (k_steps - heads * head)  # of the tails that several workers share
-    if not spread or not rest or head < SHORTEST_PART or shared_steps < tails:
-        return Plan(tiles, 0, 0, 0, 0, 0)
-    shares = ceil_div(rest - tails, tails) + 1 if tails else 0
-    return Plan(tiles - rest, rest, heads, head, tails, 1 + shares)
+    slots = 1 + ceil_div(rest - tails, tails) + 1 if tails else 1
+    plans = []
+    for head in range(max(SHORTEST_PART, rest * steps // workers), ceil_div(steps, heads) + 1):
+        left = steps - heads * head if tails else steps - (heads - 1) * head  # of a tail, or of the last head
+        if left >= (1 if tails else SHORTEST_PART) and (rest - tails) * left >= tails:
+            plans.append(Plan(tiles - rest, steps, rest, heads, head, tails, slots))
+    return min(plans, key=lambda plan: plan.longest, default=uncut)
