@@ -388,9 +388,7 @@ BACKWARD = Variants(
         Variant("scan", _backward_scan, note="Each row of the table looks through all tokens."),
         Variant("counting_sort", _backward_sort, note="Positions are grouped by token first: each is looked at once."),
         Variant("owned_rows", _backward_owned, "Each block looks for its own rows' tokens.", _takes_owners, "gpu"),
-        Variant(
-            "rows_of_clusters", _backward_clusters, "Blocks share tokens and rows.", _takes_clusters, "sm_90a", False
-        ),
+        Variant("rows_of_clusters", _backward_clusters, "Blocks share tokens and rows.", _takes_clusters, "sm_90a"),
     ],
 )
 

@@ -204,7 +204,7 @@ def test_defaults_on_a_gpu():
         ):
             assert embedding.FORWARD.pick(None, row, 4).name == forward_name
             assert embedding.BACKWARD.pick(None, row, 4, True).name == "owned_rows"
-            assert embedding.BACKWARD.pick(None, row, 4, False).name == "owned_rows"
+            assert embedding.BACKWARD.pick(None, row, 4, False).name == "rows_of_clusters"
         assert embedding.BACKWARD.pick(None, row, 2**25, False).name == "counting_sort"
         assert embedding.BACKWARD.pick(None, row_of(36, table), 4, False).name == "counting_sort"
 
