@@ -8,7 +8,8 @@ will take itself, and needs nobody's leave to take it.
 Blocks take rows in turns, so that at any time all are at neighbouring rows: with a stretch of rows for each, some came
 to be a tenth slower than the mean, perhaps since they met on the same channels of the memory (H200, 65536 x 768: rows
 over after 59 to 73 us, now 65 to 69). Short blocks for those that are done first helped less; a cache policy by which
-what is read leaves first cost 4%.
+what is read leaves first cost 4%; statistics that lanes fetch for 32 rows at once, and shuffles hand out, made rows of
+1600 faster by 2% and those of 1024 slower by 3%; a vector a thread, for fewer idle lanes, took 4% longer at 1600.
 
 A second kernel adds what the blocks leave. From Hopper on its blocks start while the last of the first kernel's end.
 """
@@ -16,7 +17,7 @@ A second kernel adds what the blocks leave. From Hopper on its blocks start whil
 import functools
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, from_dtype, int64, uint32
+from numba import cuda, float32, from_dtype, int32, int64, uint32, uint64
 
 from numstack.device import Array, Kernel, Stream, current_device, kernel, narrow, ptx, widen
 from numstack.device.ptx.sync import make_numbered_barrier
@@ -24,9 +25,10 @@ from numstack.kernels.launch import ceil_div, flat
 from numstack.kernels.norm_rows import MOST_THREADS, layout_of, supports
 from numstack.kernels.reduce_vectors import ODD
 from numstack.kernels.rows import VECTOR, Layout, Row, row_functions
-from numstack.kernels.warp import WARP, warp_sum
+from numstack.kernels.warp import WARP, warp_sum, warp_sum_of_two
 
-MOST_THREADS_32_BIT = 256  # two warps for each scheduler, since rows of float32 take some more registers
+MOST_THREADS_16_BIT = {1: 512, 2: 512, 3: 384}  # of a block, by vectors of a thread: 128 registers, or 168, are enough
+MOST_THREADS_32_BIT = 256  # rows of float32 take some more registers
 STAGES = 3  # rows of a thread that are on their way or in use
 BOTH, ALSO_OLD = 2, 3  # rows that are fetched: dy and x, and what dx holds if it is added to
 
@@ -38,8 +40,8 @@ def supports_backward(row: Row) -> bool:
 
 def _most_rows(columns: int, n_arrays: int, itemsize: int) -> int:
     """Rows of a block of the backward pass whose threads, and two stages in shared memory, there is room for."""
-    most_threads = MOST_THREADS if itemsize == 2 else MOST_THREADS_32_BIT
-    threads, vectors, _ = layout_of(columns, most_threads)
+    threads, vectors, _ = layout_of(columns, MOST_THREADS)
+    most_threads = MOST_THREADS_16_BIT[vectors] if itemsize == 2 else MOST_THREADS_32_BIT
     return min(
         most_threads // threads, _shared_bytes() // (2 * stage_bytes(Layout(threads, vectors, 1), n_arrays, itemsize))
     )
@@ -128,49 +130,37 @@ def launch(
 
 @functools.cache
 def _sums_of_row(threads: int, centred: bool) -> Any:
-    """``sums(a, b, shared, parity)``: a and b, each summed over the threads of a row, in each of them.
+    """``sums(a, b, shared, turn)``: a and b, each summed over the threads of a row, in each of them.
 
-    Of two sums, half of the lanes of a warp go on with the one and half with the other: six shuffles instead of ten.
-    Without ``centred`` there is no b. ``shared``: (2, 32, 2) float32; calls take turns between its halves, so that one
-    barrier, of the row's threads, is enough.
+    Without ``centred`` there is no b. ``shared``: (64, 2) float32; calls, which ``turn`` counts, take turns between
+    its halves, so that one barrier, of the row's threads, is enough.
     """
     n_warps = threads // WARP
     barrier = make_numbered_barrier(threads)
 
     @cuda.jit(device=True)
-    def both_of_warp(a, b):
-        # The sum of a in the lower 16 lanes, that of b in the upper.
-        is_low = cuda.threadIdx.x % WARP < 16
-        mine = a if is_low else b
-        mine += cuda.shfl_xor_sync(0xFFFFFFFF, b if is_low else a, 16)
-        mine += cuda.shfl_xor_sync(0xFFFFFFFF, mine, 8)
-        mine += cuda.shfl_xor_sync(0xFFFFFFFF, mine, 4)
-        mine += cuda.shfl_xor_sync(0xFFFFFFFF, mine, 2)
-        mine += cuda.shfl_xor_sync(0xFFFFFFFF, mine, 1)
-        return mine
-
-    @cuda.jit(device=True)
-    def by_warp(a, b, shared, parity):
+    def by_warp(a, b, shared, turn):
         if centred:
-            mine = both_of_warp(a, b)
+            mine = warp_sum_of_two(a, b)
             other = cuda.shfl_xor_sync(0xFFFFFFFF, mine, 16)
-            is_low = cuda.threadIdx.x % WARP < 16
+            is_low = uint32(cuda.threadIdx.x) % uint32(WARP) < uint32(16)
             return (mine if is_low else other), (other if is_low else mine)
         return warp_sum(a), b
 
     @cuda.jit(device=True)
-    def by_block(a, b, shared, parity):
-        mine = both_of_warp(a, b) if centred else warp_sum(a)
-        lane = cuda.threadIdx.x % WARP
-        first = cuda.threadIdx.y * n_warps
-        if lane % 16 == 0:
-            shared[parity, first + cuda.threadIdx.x // WARP, lane // 16] = mine
+    def by_block(a, b, shared, turn):
+        mine = warp_sum_of_two(a, b) if centred else warp_sum(a)
+        thread = uint32(cuda.threadIdx.x)
+        # Unsigned: of signed indices numba looks whether they count from the end.
+        first = uint64(turn % uint32(2) * uint32(WARP) + uint32(n_warps) * uint32(cuda.threadIdx.y))
+        if thread % uint32(16) == uint32(0):
+            shared[first + uint64(thread // uint32(WARP)), uint64(thread // uint32(16) % uint32(2))] = mine
         barrier(uint32(1 + cuda.threadIdx.y))
-        a = shared[parity, first, 0]
-        b = shared[parity, first, 1]
+        a = shared[first, 0]
+        b = shared[first, 1]
         for w in range(1, n_warps):
-            a += shared[parity, first + w, 0]
-            b += shared[parity, first + w, 1]
+            a += shared[first + uint64(w), 0]
+            b += shared[first + uint64(w), 1]
         return a, b
 
     return by_warp if threads == WARP else by_block
@@ -197,6 +187,7 @@ def backward(
     per_copy = 128 // storage.bitwidth
     copies = VECTOR // per_copy
     halves = 2 * vectors
+    of_sums = (2 * WARP, 2)
     sums_of_row = _sums_of_row(threads, centred)
     load, _, _, _ = row_functions(threads, vectors)
     wait_for_oldest = ptx.cp_async_wait_group(stages - 1)
@@ -204,7 +195,7 @@ def backward(
 
     @cuda.jit(device=True)
     def is_always_there(v, columns):
-        return columns > 0
+        return True
 
     @cuda.jit(device=True)
     def is_in_row(v, columns):
@@ -213,20 +204,18 @@ def backward(
     is_there = is_always_there if is_full else is_in_row
 
     @cuda.jit(device=True)
-    def fetch(staged, to, x_N, start, columns):
+    def fetch(staged, to, x_N, start, nbytes, is_row):
         for v in range(vectors):
-            there = is_there(v, columns)
-            at = start + v * across if there else 0
-            nbytes = 16 if there else 0  # of what is not there, zeros are fetched
+            n = nbytes[v] if is_row else int32(0)  # of what is not there, zeros are fetched
             for k in range(copies):
-                ptx.cp_async_16(staged, to + v * across + k * per_copy, x_N, at + k * per_copy, nbytes)
+                ptx.cp_async_16(staged, to + v * across + k * per_copy, x_N, start + v * across + k * per_copy, n)
 
     @cuda.jit(device=True)
-    def fetch_row(staged, to, dy_N, x_N, dx_N, start, columns):
-        fetch(staged, to, dy_N, start, columns)
-        fetch(staged, to + of_row, x_N, start, columns)
+    def fetch_row(staged, to, dy_N, x_N, dx_N, start, nbytes, is_row):
+        fetch(staged, to, dy_N, start, nbytes, is_row)
+        fetch(staged, to + of_row, x_N, start, nbytes, is_row)
         if accumulate:
-            fetch(staged, to + 2 * of_row, dx_N, start, columns)
+            fetch(staged, to + 2 * of_row, dx_N, start, nbytes, is_row)
         ptx.cp_async_commit_group()
 
     @cuda.jit(device=True)
@@ -241,7 +230,8 @@ def backward(
         dbias = cuda.local.array(centred_elements, float32)
         g = cuda.local.array(elements, float32)  # dy, then dy weight, then dx
         normal = cuda.local.array(elements, float32)  # x, then as normalised
-        shared = cuda.shared.array((2, WARP, 2), float32)
+        nbytes = cuda.local.array(vectors, int32)  # that are fetched of a vector: none past the row's end
+        shared = cuda.shared.array(of_sums, float32)
         staged = cuda.shared.array(0, storage)
         if starts_early:
             ptx.let_next_kernel_start()
@@ -254,8 +244,11 @@ def backward(
         start = row * C + VECTOR * cuda.threadIdx.x
         ahead = start
         place = cuda.threadIdx.y * n_arrays * of_row + VECTOR * cuda.threadIdx.x
+        for v in range(vectors):
+            nbytes[v] = int32(16) if is_there(v, C) else int32(0)
         for stage in range(stages - 1):
-            fetch_row(staged, place + stage * of_stage, dy_N, x_N, dx_N, ahead, C if row + stage * step < R else 0)
+            is_row = row + stage * step < R
+            fetch_row(staged, place + stage * of_stage, dy_N, x_N, dx_N, ahead, nbytes, is_row)
             ahead += further
         load(weight_C, 0, C, weight, 0, float32(0))
         for i in range(elements):
@@ -271,9 +264,10 @@ def backward(
 
         taken = uint32(place)
         filled = uint32(place + (stages - 1) * of_stage)
-        parity = 0
+        turn = uint32(0)
         while row0 < R:
-            fetch_row(staged, filled, dy_N, x_N, dx_N, ahead, C if row + (stages - 1) * step < R else 0)
+            is_row = row + (stages - 1) * step < R
+            fetch_row(staged, filled, dy_N, x_N, dx_N, ahead, nbytes, is_row)
             next_mean = float32(0)
             next_rstd = float32(0)
             if row + step < R:
@@ -300,7 +294,7 @@ def backward(
                         of_vector_g += g[i]
                 sum_gn += of_vector_gn
                 sum_g += of_vector_g
-            sum_gn, sum_g = sums_of_row(sum_gn, sum_g, shared, parity)
+            sum_gn, sum_g = sums_of_row(sum_gn, sum_g, shared, turn)
             slope = -rstd * (sum_gn * inverse_C)
             shift = -rstd * (sum_g * inverse_C) if centred else float32(0)
             for i in range(elements):
@@ -325,7 +319,7 @@ def backward(
             filled = uint32(filled + uint32(of_stage))
             if filled >= of_all:
                 filled = uint32(filled - uint32(of_all))
-            parity = 1 - parity
+            turn = uint32(turn + uint32(1))
 
         # The sums of the block's rows meet in the memory that the rows passed through: halves of vectors one after the
         # other, so that neighbours write and read neighbours.

@@ -13,7 +13,7 @@ threads of the block must call these functions, threads without data with the ne
 
 import math
 
-from numba import cuda, float32
+from numba import cuda, float32, uint32
 
 WARP = 32
 """Threads of a warp."""
@@ -31,6 +31,19 @@ def warp_sum(x):
     x += cuda.shfl_xor_sync(0xFFFFFFFF, x, 2)
     x += cuda.shfl_xor_sync(0xFFFFFFFF, x, 1)
     return x
+
+
+@cuda.jit(device=True)
+def warp_sum_of_two(a, b):
+    """The sum of a over the warp in its lower 16 lanes, that of b in the upper: six shuffles instead of ten."""
+    is_low = uint32(cuda.threadIdx.x) % uint32(WARP) < uint32(16)
+    mine = a if is_low else b
+    mine += cuda.shfl_xor_sync(0xFFFFFFFF, b if is_low else a, 16)
+    mine += cuda.shfl_xor_sync(0xFFFFFFFF, mine, 8)
+    mine += cuda.shfl_xor_sync(0xFFFFFFFF, mine, 4)
+    mine += cuda.shfl_xor_sync(0xFFFFFFFF, mine, 2)
+    mine += cuda.shfl_xor_sync(0xFFFFFFFF, mine, 1)
+    return mine
 
 
 @cuda.jit(device=True)
