@@ -8,8 +8,8 @@ GB/s are of the least bytes that the operation can move: each array read or writ
 rate at which PyTorch copies 1 GiB on the device, "of equal copy" of that at which it copies as many bytes as the
 operation moves: small operations do not reach the first. Each operation is checked against PyTorch's result, its
 outputs filled with NaN before; "error" is the norm of the difference over the norm. Times are medians by events, behind
-work that keeps the GPU busy until all is queued. Ours, PyTorch's ways and the equal copy run in turns, so that a clock
-that drifts does so for all of them; each finds the L2 cache as one more run of its own left it, or empty if small.
+work that keeps the GPU busy until all is queued. Ours, PyTorch's ways and the equal copy run in turns, in random order, so
+that neither a clock that drifts nor what ran before favours one of them; each finds the L2 cache as one more run of its own left it, or empty if small.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -83,8 +84,9 @@ class GpuClock:
     def medians(self, runs: Runs, nbytes: int) -> dict[str, float]:
         n_turns = {name: self._turns(run) for name, run in runs.items()}
         events: dict[str, list[Any]] = {name: [] for name in runs}
+        order = random.Random(0)  # what ran before a run moves it by up to 3%
         for turn in range(RUNS):
-            for name, run in runs.items():
+            for name, run in order.sample(list(runs.items()), len(runs)):
                 if turn < n_turns[name]:
                     events[name].append(self._timed(run, nbytes))
         self._torch.cuda.synchronize()
