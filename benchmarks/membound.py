@@ -8,8 +8,9 @@ GB/s are of the least bytes that the operation can move: each array read or writ
 rate at which PyTorch copies 1 GiB on the device, "of equal copy" of that at which it copies as many bytes as the
 operation moves: small operations do not reach the first. Each operation is checked against PyTorch's result, its
 outputs filled with NaN before; "error" is the norm of the difference over the norm. Times are medians by events, behind
-work that keeps the GPU busy until all is queued. Ours, PyTorch's ways and the equal copy run in turns, in random order, so
-that neither a clock that drifts nor what ran before favours one of them; each finds the L2 cache as one more run of its own left it, or empty if small.
+work that keeps the GPU busy until all is queued. Ours, PyTorch's ways and the equal copy run in turns, in random order,
+so that neither a clock that drifts nor what ran before favours one of them; each finds the L2 cache as one more run of
+its own left it, or empty if small.
 """
 
 from __future__ import annotations
