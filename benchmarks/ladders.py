@@ -41,14 +41,14 @@ GELU_FORM = " tanh"
 # Made for shorter rows than the other rungs of its ladder get here.
 LEFT_OUT = {("cross_entropy.forward_backward", "rows_in_turn")}
 # Ways to cut the Hopper GEMM, each with one idea more than the one before.
-SMALLEST = Config(tile_m=128, tile_n=64, stages=2, buffers=2, group=1, cluster=1)
+SMALLEST = Config(tile_m=128, tile_n=64, stages=2, buffers=2, group=1)
 WGMMA_STEPS = {
     "128 x 64 tiles, 2 stages": SMALLEST,
     "128 x 128 tiles": SMALLEST._replace(tile_n=128),
     "128 x 256 tiles": SMALLEST._replace(tile_n=256),
     "4 stages": SMALLEST._replace(tile_n=256, stages=4),
     "16 rows of tiles together": SMALLEST._replace(tile_n=256, stages=4, group=16),
-    "clusters of 2": SMALLEST._replace(tile_n=256, stages=4, group=16, cluster=2),
+    "a tile of 128 x 192 for each warpgroup": SMALLEST._replace(tile_n=192, stages=4, group=16, ping_pong=True),
 }
 STEPS_SIZE = 8192
 # A rung that takes longer than this is timed once.
