@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 import subprocess
 import sys
 from collections import Counter
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import benchmarks
 from numstack import bench
 from numstack.errors import ConfigError
 
@@ -80,3 +83,10 @@ def test_gpt2_plan_needs_no_gpu(tmp_path: Path) -> None:
     assert times["attention forward"] == 12 and times["layernorm forward"] == 25 and times["adamw"] == 1
     products = {row["work"] for row in plan["rows"] if row["operation"].startswith(("gemm", "attention forward"))}
     assert all("wgmma" in work for work in products), products
+
+
+def test_every_benchmark_fits_the_package() -> None:
+    """Those for GPUs too, which nothing else here imports."""
+    for module in pkgutil.iter_modules(benchmarks.__path__, "benchmarks."):
+        if not module.ispkg:
+            importlib.import_module(module.name)
