@@ -71,7 +71,10 @@ def _gemm(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
         variant, is_slow = rung.name, rung.made_for == "sm_80"
         for options in forward[::2] if is_slow else forward:
             yield Launch("gemm NN", variant, partial(gemm.gemm, x, w, y, layout="NN", variant=variant, **options))
-        if rung.made_for == "sm_90a":  # where k is long, no tile is stored while another is multiplied
+        if rung.made_for == "sm_90a":
+            sums = array((R, 4 * C), np.float32)
+            yield Launch("gemm NN", variant, partial(gemm.gemm, x, w, sums, variant=variant, accumulate=True))
+            # Where k is long, no tile is stored while another is multiplied.
             long_x, long_w, few_y = (
                 array((R // 4, 8 * C), dtype),
                 array((8 * C, 4 * C), dtype),

@@ -28,6 +28,7 @@ from numstack.kernels.rows import VECTOR, Layout, Row, row_functions
 from numstack.kernels.warp import WARP, warp_sum, warp_sum_of_two
 
 MOST_THREADS_16_BIT = {1: 512, 2: 512, 3: 384}  # of a block, by vectors of a thread: 128 registers, or 168, are enough
+MOST_THREADS_OF_THREE = 256  # where a thread has three vectors of rows that several warps share, which takes a few more
 MOST_THREADS_32_BIT = 256  # rows of float32 take some more registers
 STAGES = 3  # rows of a thread that are on their way or in use
 BOTH, ALSO_OLD = 2, 3  # rows that are fetched: dy and x, and what dx holds if it is added to
@@ -42,6 +43,8 @@ def _most_rows(columns: int, n_arrays: int, itemsize: int) -> int:
     """Rows of a block of the backward pass whose threads, and two stages in shared memory, there is room for."""
     threads, vectors, _ = layout_of(columns, MOST_THREADS)
     most_threads = MOST_THREADS_16_BIT[vectors] if itemsize == 2 else MOST_THREADS_32_BIT
+    if vectors == 3 and threads > WARP:
+        most_threads = MOST_THREADS_OF_THREE
     return min(
         most_threads // threads, _shared_bytes() // (2 * stage_bytes(Layout(threads, vectors, 1), n_arrays, itemsize))
     )

@@ -30,7 +30,10 @@ def source_digest(py_func: Callable[..., Any]) -> str:
 
 
 def functions_reached(py_func: Callable[..., Any]) -> set[FunctionType]:
-    """The Python functions that a kernel refers to, and those that they refer to; PTX instructions are among them."""
+    """The Python functions that a kernel refers to, and those that they refer to.
+
+    PTX instructions are among them, but not what only their CPU twins call.
+    """
     found: set[FunctionType] = set()
     waiting = [plain_function(py_func)]
     while waiting:
@@ -38,9 +41,10 @@ def functions_reached(py_func: Callable[..., Any]) -> set[FunctionType]:
         for node in _references(source):
             value = constant_object(node, source.namespace) if cuda_name(node, source.namespace) is None else None
             callee = device_function(value) if callable(value) else None
-            if callee is not None and callee not in found:
+            reached = {f for f in (callee, value) if isinstance(f, FunctionType)}
+            if callee is not None and callee not in found and not any(hasattr(f, "assembly") for f in reached):
                 waiting.append(callee)
-            found |= {f for f in (callee, value) if isinstance(f, FunctionType)}
+            found |= reached
     return found
 
 
