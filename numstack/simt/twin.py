@@ -24,8 +24,6 @@ from numba.core.typed_passes import NopythonTypeInference
 from numba.core.untyped_passes import (
     ExtractByteCode,
     FixupArgs,
-    IRProcessing,
-    ReconstructSSA,
     RewriteSemanticConstants,
     TranslateByteCode,
 )
@@ -33,6 +31,7 @@ from numba.core.untyped_passes import (
 from numstack.simt.flow import Statements, assign, blocks
 from numstack.simt.inline import Program
 from numstack.simt.nodes import PREFIX, SHUFFLES, Alloc, Barrier, WarpOp
+from numstack.simt.passes import Blocks, SingleAssignments, typing_context
 from numstack.simt.tile import stack_tile
 from numstack.simt.uniform import AT_FIRST_LANE
 
@@ -42,9 +41,9 @@ class _Typing(CompilerBase):
         manager = PassManager("types")
         manager.add_pass(TranslateByteCode, "bytecode")
         manager.add_pass(FixupArgs, "arguments")
-        manager.add_pass(IRProcessing, "ir")
+        manager.add_pass(Blocks, "ir")
         manager.add_pass(RewriteSemanticConstants, "constants")
-        manager.add_pass(ReconstructSSA, "ssa")
+        manager.add_pass(SingleAssignments, "ssa")
         manager.add_pass(NopythonTypeInference, "types")
         manager.finalize()
         return [manager]
@@ -75,7 +74,7 @@ def variable_types(program: Program, arg_types: tuple[types.Type, ...]) -> dict[
     flags = compiler.Flags()
     flags.nrt = True
     flags.error_model = "numpy"
-    typing = _Typing(cpu_target.typing_context, cpu_target.target_context, None, arg_types, types.none, flags, {})
+    typing = _Typing(typing_context(), cpu_target.target_context, None, arg_types, types.none, flags, {})
     found: dict[str, set[types.Type]] = {}
     for name, kind in typing.typemap(environment["twin"]).items():
         found.setdefault(name.partition(".")[0], set()).add(types.unliteral(kind))
