@@ -22,9 +22,10 @@ WORKERS ?= 2
 train: .venv/installed
 	$(MPIRUN) $(BIN)/python examples/train_gpt.py $(ARGS)
 
+# Files go to workers in the order of tests/conftest.py, the longest first.
 # ORACLES=1 also installs PyTorch, transformers and ONNX, and compares with them live instead of with golden values.
 test: .venv/installed-test $(if $(ORACLES),.venv/installed-oracles)
-	$(if $(ORACLES),NUMSTACK_ORACLES=1) $(BIN)/python -m pytest $(TESTS) -n $(WORKERS) --dist loadfile $(ARGS)
+	$(if $(ORACLES),NUMSTACK_ORACLES=1) $(BIN)/python -m pytest $(TESTS) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
