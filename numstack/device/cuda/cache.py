@@ -16,6 +16,7 @@ from pathlib import Path
 from numba import types
 
 from numstack import simt
+from numstack.device.cuda import passes
 from numstack.device.cuda.compiler import Architecture, Cubin, compile_cubin
 
 # Whatever turns source into machine code, our own part of it included.
@@ -39,7 +40,8 @@ def cubin(
     try:
         return Cubin.from_bytes(path.read_bytes())
     except (FileNotFoundError, ValueError, KeyError, TypeError):  # never stored, or damaged: compile
-        compiled = compile_cubin(py_func, arg_types, threads, architecture)
+        with passes.quick():  # the code is the same, so the key knows nothing of it
+            compiled = compile_cubin(py_func, arg_types, threads, architecture)
         simt.write_atomically(path, compiled.to_bytes())
         return compiled
 
