@@ -46,7 +46,8 @@ from numstack.kernels.launch import (
 from numstack.kernels.variants import Variant, Variants
 
 BLOCK = 256
-VECTOR_BLOCK = 128  # of kernels of vectors that read; those that do not start blocks faster than there can be
+VECTOR_BLOCK = 128  # of kernels of vectors, one of which a thread reads; if none, blocks would not start fast enough
+WIDE_BLOCK = 768  # where a thread reads two: 1,536 threads of a processor have enough under way
 BLOCK_X, BLOCK_Y = 32, 8  # strided copies: x along the last axis, y over all others
 TILE = 32  # transpose: a block of 32 x 8 threads turns 32 x 32 elements
 TILE_PADDED = TILE + 1
@@ -103,8 +104,15 @@ def _unchanged(x, factor):
 # element by element. More than one vector a thread, all asked for before the first is waited for, is no faster: full
 # processors have enough under way (scale, 65536 x 3072 bfloat16 on an H200: 4.21 TB/s with one, 4.02 with four). Blocks
 # that stay (add: 4.13 for 4.35), the copy engine through shared memory (4.12) and loads that pass by the first cache
-# (4.10) are slower; stores that tell the second one to forget are as fast. Blocks of 128 threads are up to 0.5% faster
-# than of 256; but fill has 3.29 TB/s with them for 4.50, since no more blocks can be started.
+# (4.10) are slower; stores that tell the second one to forget are as fast.
+#
+# What else counts is how many bytes a multiprocessor has under way: 48 KiB are best. A thread of add, or of a cast from
+# float32 to bfloat16, reads 32 bytes, so a full processor of 2,048 threads has 64 KiB. PyTorch's addition has 48 by
+# chance, as its registers leave room for three quarters of the threads; two blocks of 768 are as many, and no more fit:
+# add 4.375 TB/s (4.345 in blocks of 128, 4.36 of 1024, 4.32 of 512 and 4.35 of 640, which fill processors; PyTorch
+# 4.365), the cast 4.364 (4.347; PyTorch 4.351). A thread that reads 16 bytes needs all 2,048: scale loses 10% in blocks
+# of 768, and casts to float32 9%. Blocks of 128 threads are up to 0.5% faster than of 256 there, but fill has 3.29 TB/s
+# with them for 4.50, since no more blocks can be started.
 _VECTOR_ACCESSES = {4: (load4, store4), 8: (load8, store8)}
 
 
@@ -342,11 +350,18 @@ def _launch_elements(operation: str, arrays: list[Array], scalars: tuple[float, 
 
 def _launch_vectors(operation: str, arrays: list[Array], scalars: tuple[float, ...], stream: Stream | None) -> None:
     width = _vector_width(arrays[-1])
-    block = BLOCK if operation == "fill" else VECTOR_BLOCK
+    block = _vector_block(width * sum(array.itemsize for array in arrays[:-1]))
     grid = ceil_div(arrays[0].size, block * width)
     if operation == "cast":
         scalars = (1.0,)  # what is not multiplied by
     _BY_VECTORS[width][operation][grid, block, stream](*arrays, *scalars, flops=arrays[0].size)
+
+
+def _vector_block(bytes_read: int) -> int:
+    """Threads of a block, each of which reads so many bytes."""
+    if bytes_read == 0:
+        return BLOCK
+    return WIDE_BLOCK if bytes_read >= 32 else VECTOR_BLOCK
 
 
 def _vector_width(out: Array) -> int:
