@@ -84,6 +84,8 @@ def _gemm(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
             for options in forward:
                 same = {name: few_other if value is other else value for name, value in options.items()}
                 yield Launch("gemm NN", variant, partial(gemm.gemm, long_x, long_w, few_y, variant=variant, **same))
+            wide, wide_dw = array((R, 1600), dtype), array((C, 1600), dtype)  # ten columns of tiles, in pairs
+            yield Launch("gemm TN", variant, partial(gemm.gemm, x, wide, wide_dw, layout="TN", variant=variant))
         for accumulate in (False, True):
             chosen: dict[str, Any] = {"variant": variant, "accumulate": accumulate}
             if not (is_slow and accumulate):

@@ -168,7 +168,9 @@ WAYS = [
     Config(tile_m=256, tile_n=160, stages=3, buffers=5),
     Config(tile_n=64, stages=6),
     Config(tile_n=192, ping_pong=True),
-    Config(tile_n=160, stages=5, ping_pong=True),
+    Config(tile_n=160, stages=4, ping_pong=True),
+    Config(tile_n=160, stages=4, ping_pong=True, pairs=True),
+    Config(tile_n=192, stages=4, ping_pong=True, pairs=True),
     Config(spread=True),
     Config(tile_m=256, tile_n=192, stages=3, spread=True),
     Config(tile_n=192, spread=True, stretch=16),
@@ -193,3 +195,51 @@ def test_every_way_to_cut(config: Config, layout: str) -> None:
         eps = float(ml_dtypes.finfo(BFLOAT16).eps)
         assert_close(results[0], reference(a, b, layout=layout)[0], rtol=eps, atol=eps / 8 + 2e-6 * k**0.5)
         np.testing.assert_array_equal(results[0].view(np.uint16), results[1].view(np.uint16))
+
+
+EPILOGUES: dict[str, set[str]] = {
+    "bias": {"bias"},
+    "bias, GELU": {"bias", "has_gelu", "preactivation"},
+    "residual": {"residual"},
+    "GELU backward, flag": {"preactivation", "nonfinite"},
+    "flag": {"nonfinite"},
+    "float32": set(),
+    "float32, added": {"residual"},
+    "batch": set(),
+}
+
+
+@needs_hopper
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_pairs_give_the_bits_of_single_blocks(epilogue: str, layout: str) -> None:
+    has, batch = EPILOGUES[epilogue], (3,) if epilogue == "batch" else ()
+    dtype = np.dtype(np.float32 if "float32" in epilogue else np.uint16)
+    for m, n, k in [(136, 1000, 520), (2056, 488, 72)]:  # columns of tiles: seven, four
+        rng = np.random.default_rng(m)
+
+        def normal(*shape: int, of: type = np.uint16, rng: np.random.Generator = rng) -> np.ndarray:
+            values = rng.standard_normal(shape, np.float32)
+            return values if of == np.float32 else values.astype(BFLOAT16)
+
+        a = to_device(normal(*batch, *((k, m) if layout[0] == "T" else (m, k))))
+        b = to_device(normal(*batch, *((n, k) if layout[1] == "T" else (k, n))))
+        bias, before, other = normal(n), normal(*batch, m, n, of=dtype.type), normal(m, n)
+        found = []
+        for pairs in (False, True):
+            c = to_device(before if epilogue == "float32, added" else poisoned((*batch, m, n), dtype.type))
+            arrays = {
+                "bias": to_device(bias),
+                "residual": c if epilogue == "float32, added" else to_device(before),
+                "preactivation": to_device(poisoned((m, n), np.uint16) if "has_gelu" in has else other),
+                "nonfinite": to_device(np.zeros(1, np.int32)),
+            }
+            options = {name: arrays[name] for name in has if name != "has_gelu"}
+            problem = problems.make(a, b, c, layout=layout, has_gelu="has_gelu" in has, **options)
+            config = choice.fitted(128, 160, choice.Needs.of(problem), ping_pong=True, pairs=pairs)
+            assert config is not None
+            wgmma.launch(problem, None, config)
+            found.append([to_host(c), *(to_host(arrays[name]) for name in sorted(has & arrays.keys()))])
+        assert not np.isnan(found[0][0].astype(np.float32)).any()
+        for one, other_one in zip(*found, strict=True):
+            np.testing.assert_array_equal(one.view(np.uint8), other_one.view(np.uint8))

@@ -106,7 +106,7 @@ def encode(array: CudaArray, box: tuple[int, ...], swizzle_bytes: int) -> bytes:
         [driver.cuuint32_t(1)] * array.ndim,
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         _SWIZZLE[swizzle_bytes],
-        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     return np.array([int(word) for word in encoded.opaque], np.uint64).tobytes()

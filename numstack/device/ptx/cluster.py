@@ -3,7 +3,8 @@
 A kernel runs in clusters if it is made with ``kernel(cluster=n)``; the blocks of a cluster follow one another in x, and
 their shared memory is laid out alike, so that an address of one's own names the same place in all.
 
-Source: PTX ISA 9.7.9.25 (multicast), 9.7.8.25 (mapa), 9.7.9.11 (st), 9.7.13.15 (mbarrier.arrive on shared::cluster).
+Source: PTX ISA 9.7.9.25 (multicast), 9.7.8.25 (mapa), 9.7.9.11 (st), 9.7.13.15 (mbarrier.arrive on shared::cluster), 10
+(%smid).
 """
 
 from numba import float32, int32, uint16, uint32
@@ -36,6 +37,11 @@ def load_3d(array: SourceMap, tile: uint32, barrier: uint32, blocks: uint16, x0:
 )
 def arrive(barrier: uint32, block: uint32) -> None:
     """Arrive once at this barrier of another block of the cluster, or of one's own."""
+
+
+@ptx("mov.u32 $result, %smid;", touches_memory=True)
+def multiprocessor() -> uint32:
+    """Number of the multiprocessor that runs this block."""
 
 
 @ptx("mapa.shared::cluster.u32 $result, $address, $block;")

@@ -7,7 +7,7 @@ file                    what is in it
 ``choice``              what is chosen
 ``schedule``            which block works on which tile
 ``kernel``              the kernel: loading, multiplying
-``ping_pong``           the kernel for short k: two tiles at a time, one multiplied while the other is stored
+``ping_pong``           the kernel for short k: two tiles at a time, one multiplied while the other is stored; in pairs
 ``epilogue``, ``boxes`` bias, GELU, residual..., and c's way out through shared memory
 ``gather``              the second kernel, which adds the parts of tiles that were cut along k
 ======================  ===============================================================================================
@@ -25,18 +25,26 @@ outweighs that. Packing a finished tile and storing it while the next is multipl
 plain tile as well, but a GELU only by rounding what goes into it, or with tiles of 192 columns and little gain. The
 turns of warpgroups must be kept by barriers: the ring alone does not, as parities say nothing of rounds further apart.
 
+A gradient of 1600 x 1600 is 130 tiles of 128 x 160, one for each multiprocessor. Alone they came to 0.85 to 0.89 of
+cuBLAS and waited for loads whichever way they were made; what counted is who is whose neighbour. The multiprocessors of
+a GPC get at once what they ask for at about the same time. In ``pairs`` that share a, with the pairs that share b in
+the same GPC (``device.places``), it is 0.98; with the same pairs wherever clusters happen to run, 0.80 to 0.89. Stages
+beyond four let them drift apart. A product of 16384 x 1600 x 1600 gains 3%; elsewhere pairs gained nothing that other
+tiles do not. Boxes that promote what they load to 256 bytes in the L2 cache cost pairs 2%, others nothing.
+
 Where tiles are cut along k, letting all workers end together with what their parts cost counted gains 2 to 3% of the
 gradients of 1600 x 4800 and 1600 x 6400; gathering four parts at once, in a kernel that starts early, 0.2 to 1.2%.
 
 What did not help: pairs of blocks that halve k and send each other half of their sums through distributed shared
 memory, by plain stores or ``st.async``: 1% for a gradient of 1600 x 1600 in tiles of 128 x 320, 2 to 10% slower for all
 others. Those tiles elsewhere: 9% slower where b is loaded 32 columns at a time, as fast as 256 x 160 where it is loaded
-along k. Clusters of two that share b: 2% slower on average, up to 23% for gradients. Groups of 8 instead of 16 rows of
-tiles; a lag of one warpgroup behind the other (nothing, in 64 comparisons); parts cut evenly and in any order (stream-K
-as published), which are far apart in k and share nothing in the L2 cache: half the rate; each warp storing its own rows
-without barriers (0.97), more buffers for c instead of a stage (1.00), evicting c first from the L2 cache (0.99). What
-the compiled code shows: behind ``elect``, and not behind ``thread == 0``, TMA instructions need no loop over lanes; an
-arrival at another block's barrier that releases fences the whole GPU, a relaxed one nothing.
+along k. Clusters of two that share b, without places: 2% slower on average, up to 23% for gradients. Groups of 8
+instead of 16 rows of tiles; a lag of one warpgroup behind the other (nothing, in 64 comparisons); parts cut evenly and
+in any order (stream-K as published), which are far apart in k and share nothing in the L2 cache: half the rate; each
+warp storing its own rows without barriers (0.97), more buffers for c instead of a stage (1.00), evicting c first from
+the L2 cache (0.99). What the compiled code shows: behind ``elect``, and not behind ``thread == 0``, TMA instructions
+need no loop over lanes; an arrival at another block's barrier that releases fences the whole GPU, a relaxed one
+nothing.
 
 Sources: the design of CUTLASS's "warp-specialised persistent cooperative" and "ping-pong" kernels and of
 pranjalssh/fast.cu (2024); stream-K after Osama et al. 2023, with parts that are worked on at the same time at the same
@@ -49,6 +57,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numstack.device import Array, Kernel, Stream, current_device
+from numstack.device.places import PAIR, Places
 from numstack.errors import ConfigError
 from numstack.kernels import reduce
 from numstack.kernels.gemm import separate, tune
@@ -135,7 +144,8 @@ def launch(problem: Problem, stream: Stream | None, config: Config, workspace: A
     start = ready.kernel[ready.grid, THREADS, stream, ready.shared_bytes]
     arrays = a_map, b_map, c_map, kept_map, extra_map, c if bias is None else bias
     if config.ping_pong:
-        start(*arrays, sums, flag, problem.n, *ready.cut, problem.alpha, flops=problem.flops)
+        places = device.state(Places).of_pairs_W if config.pairs else c
+        start(*arrays, sums, flag, places, problem.n, *ready.cut, problem.alpha, flops=problem.flops)
     else:
         start(
             *arrays, partials, sums, flag, problem.m, problem.n, *ready.cut, problem.alpha, flops=problem.flops
@@ -186,18 +196,18 @@ def _prepare(
     )
     form = Form(spec.name("wgmma"), spec.a_is_KM, spec.b_is_NK, DTYPES[a_dtype], outputs)
     plan = choice.plan_of(config, needs)
-    workers = current_device().properties.multiprocessors
     tiles_m, tiles_n = ceil_div(needs.m, config.tile_m), ceil_div(needs.n, config.tile_n)
     matrix = (1,) if outputs.is_batch else ()
     cut: tuple[int, ...] = (tiles_m, tiles_n, *plan)
     if config.ping_pong:
-        columns = tiles_n - choice.is_edge_narrow(config, needs)
-        cut = (tiles_m, columns, tiles_m * columns * needs.n_matrices, plan.whole, plan.steps)
+        blocks = PAIR if config.pairs else 1
+        columns = ceil_div(tiles_n - choice.is_edge_narrow(config, needs), blocks)
+        cut = (tiles_m, columns, tiles_m * columns * needs.n_matrices, plan.whole // blocks, plan.steps)
     return _Ready(
         kernel=make_ping_pong_kernel(form, config) if config.ping_pong else make_kernel(form, config),
-        grid=workers if plan.rest else min(workers, plan.whole),
+        grid=_grid(config, plan),
         shared_bytes=choice.shared_bytes(config, needs),
-        a_box=(*matrix, *((TILE_K, 64) if spec.a_is_KM else (config.tile_m, TILE_K))),
+        a_box=(*matrix, *((TILE_K, 64) if spec.a_is_KM else (64 if config.pairs else config.tile_m, TILE_K))),
         b_box=(
             *matrix,
             *((config.tile_n, TILE_K) if spec.b_is_NK else (TILE_K, config.b_box_columns)),
@@ -210,6 +220,14 @@ def _prepare(
         gather=make_gather(Gathered(form.name + " gather", spec.has_residual), config),
         gather_grid=(plan.rest, config.tile_m // CHUNK_ROWS, config.tile_n // 8 // FOURS),
     )
+
+
+def _grid(config: Config, plan: Plan) -> int:
+    """How many blocks: of pairs all, as their places say which of them work."""
+    workers = current_device().properties.multiprocessors
+    if config.pairs:
+        return workers // PAIR * PAIR
+    return workers if plan.rest else min(workers, plan.whole)
 
 
 def _launch_as_chosen(problem: Problem, stream: Stream | None) -> None:

@@ -3,15 +3,16 @@
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda
+from numba import cuda, uint16
 
-from numstack.device.ptx import tma
+from numstack.device.ptx import cluster, tma
 
 
 class Boxes(NamedTuple):
     """Device functions that take a tensor map, an address in shared memory, column, row and matrix of a box."""
 
     load: Any  # (array, tile, barrier, x, y, z)
+    load_for_pair: Any  # the same into the shared memory of both blocks of a cluster
     store: Any  # (array, tile, x, y, z)
     add: Any
 
@@ -28,6 +29,13 @@ def make_boxes(is_batch: bool) -> Boxes:
             tma.load_2d(array, tile, barrier, x, y)
 
     @cuda.jit(device=True)
+    def load_for_pair(array, tile, barrier, x, y, z):
+        if is_batch:
+            cluster.load_3d(array, tile, barrier, uint16(3), x, y, z)
+        else:
+            cluster.load_2d(array, tile, barrier, uint16(3), x, y)
+
+    @cuda.jit(device=True)
     def store(array, tile, x, y, z):
         if is_batch:
             tma.store_3d(array, tile, x, y, z)
@@ -41,4 +49,4 @@ def make_boxes(is_batch: bool) -> Boxes:
         else:
             tma.add_2d(array, tile, x, y)
 
-    return Boxes(load, store, add)
+    return Boxes(load, load_for_pair, store, add)

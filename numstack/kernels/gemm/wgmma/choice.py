@@ -5,7 +5,7 @@ tiles are cut along k. The numbers below were fitted to 32 products (GPT-2 124M 
 squares) with each tile, cut and not, in three runs on an H200, in turns with cuBLAS: two with the card at its limit of
 power, as in training, one with pauses between the calls. What they choose took 0.4% more than the fastest on average,
 6% at most. Tiles of 128 x 128 are as fast as the largest at the limit of power, and 15 to 20% slower without it.
-The numbers of PING_PONG come from one more run, of the same products beside those tiles. ``numstack tune`` measures
+The numbers of PING_PONG come from two more runs, of the same products beside those tiles. ``numstack tune`` measures
 instead.
 """
 
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numstack.device import current_device
+from numstack.device.places import PAIR
 from numstack.device.tensor_map import PITCH_BYTES
 from numstack.kernels.gemm.problem import Problem, Spec
 from numstack.kernels.gemm.wgmma.config import CHUNK_ROWS, NARROW, SHARED_MOST, TILE_K, Config
@@ -35,12 +36,13 @@ TILES = {
     (128, 128): 0.73,
     (128, 64): 0.5,
 }
-# Tiles of which each warpgroup has its own: rate, and what of storing is not hidden, in steps of k; for b in rows of k,
-# and in rows of n.
+# Tiles of which each warpgroup has its own, alone or in pairs: rate, and what of storing is not hidden, in steps of k;
+# for b in rows of k, and in rows of n.
 PING_PONG = {
-    False: {(128, 192): (0.94, 4.25)},
-    True: {(128, 192): (0.91, 2.5), (128, 160): (0.95, 4.5)},
+    False: {(128, 192, False): (0.94, 4.25), (128, 160, True): (0.95, 5.5)},
+    True: {(128, 192, False): (0.91, 2.5), (128, 160, False): (0.95, 4.5)},
 }
+PAIR_STAGES = 4  # with more, the pairs of a GPC drift apart and share less: 1% slower, without pairs 10%
 WIDE = 192  # columns of a tile that stores two matrices: narrower ones took 2% more
 STRETCH = 128  # steps, of sums in float32: at 187 they were 1.4 times as far from float64 as cuBLAS's, now 0.85 times
 STRETCH_COLUMNS = 192  # of the widest tile that leaves registers for a second sum
@@ -135,14 +137,18 @@ def plain(m: int, n: int, k: int, layout: str, itemsize: int) -> Needs:
 @lru_cache(maxsize=4096)
 def plan_of(config: Config, needs: Needs) -> Plan:
     """Which tiles are cut along k."""
-    tiles = ceil_div(needs.m, config.tile_m) * ceil_div(needs.n, config.tile_n) * needs.n_matrices
+    columns = ceil_div(needs.n, config.tile_n)
+    if config.pairs:
+        columns = PAIR * ceil_div(columns, PAIR)
+    tiles = ceil_div(needs.m, config.tile_m) * columns * needs.n_matrices
     workers = current_device().properties.multiprocessors
     return make_plan(tiles, ceil_div(needs.k, TILE_K), workers, config.spread)
 
 
-def fitted(tile_m: int, tile_n: int, needs: Needs, ping_pong: bool = False) -> Config | None:
+def fitted(tile_m: int, tile_n: int, needs: Needs, ping_pong: bool = False, pairs: bool = False) -> Config | None:
     """As many stages and buffers as there is room for; None if there is none for three stages, or no registers."""
-    config = Config(tile_m, tile_n, stages=8, ping_pong=ping_pong)
+    most_stages = PAIR_STAGES if pairs else 8
+    config = Config(tile_m, tile_n, ping_pong=ping_pong, pairs=pairs)
     row_bytes = config.row_bytes(needs.itemsize)
     if (needs.sums_columns and row_bytes != 128) or (ping_pong and _spills_in_ping_pong(needs)):
         return None
@@ -152,7 +158,7 @@ def fitted(tile_m: int, tile_n: int, needs: Needs, ping_pong: bool = False) -> C
     else:
         choices = [4, 2] if needs.keeps_preactivation else [2]
     for buffers in choices:
-        config = config._replace(buffers=buffers, stages=8)
+        config = config._replace(buffers=buffers, stages=most_stages)
         while config.stages > 2 and shared_bytes(config, needs) > SHARED_MOST:
             config = config._replace(stages=config.stages - 1)
         if config.stages > 2:
@@ -169,7 +175,7 @@ def _spills_in_ping_pong(needs: Needs) -> bool:
 
 def shared_bytes(config: Config, needs: Needs) -> int:
     """Dynamic shared memory of a block."""
-    return config.shared_bytes(needs.itemsize, needs.has_bias, needs.sums_columns)
+    return config.shared_bytes(needs.itemsize, needs.has_bias, needs.sums_columns, needs.b_is_NK)
 
 
 def candidates(problem: Problem) -> Iterator[Config]:
@@ -191,8 +197,8 @@ def _ways(needs: Needs, may_spread: bool) -> Iterator[tuple[Config, Plan]]:
         plan = plan_of(spread, needs)
         if may_spread and needs.can_spread and plan.rest:
             yield spread, plan
-    for tile_m, tile_n in PING_PONG[needs.b_is_NK]:
-        fitting = fitted(tile_m, tile_n, needs, ping_pong=True)
+    for tile_m, tile_n, pairs in PING_PONG[needs.b_is_NK]:
+        fitting = fitted(tile_m, tile_n, needs, True, pairs)
         if fitting is not None:
             yield fitting, plan_of(fitting, needs)
 
@@ -210,16 +216,17 @@ def choose(needs: Needs, may_spread: bool = True) -> Config:
 
 def is_edge_narrow(config: Config, needs: Needs) -> bool:
     """Whether the last column of tiles is so narrow that it is kept for the end: whole tiles come first."""
-    return config.ping_pong and needs.n > config.tile_n and 0 < needs.n % config.tile_n <= NARROW and not needs.is_batch
+    if not config.ping_pong or config.pairs or needs.is_batch:
+        return False
+    return needs.n > config.tile_n and 0 < needs.n % config.tile_n <= NARROW
 
 
 def _cost(config: Config, plan: Plan, needs: Needs) -> float:
     """Elements of c, times steps of k, of the longest path through the multiprocessors."""
-    tile, store_steps = (config.tile_m, config.tile_n), STORE_STEPS
     if config.ping_pong:
-        rate, store_steps = PING_PONG[needs.b_is_NK][tile]
+        rate, store_steps = PING_PONG[needs.b_is_NK][config.tile_m, config.tile_n, config.pairs]
     else:
-        rate = TILES[tile]
+        rate, store_steps = TILES[config.tile_m, config.tile_n], STORE_STEPS
     rounds = ceil_div(plan.whole, current_device().properties.multiprocessors)
     steps = rounds * (plan.steps + store_steps) + plan.longest
     return config.tile_m * config.tile_n * steps / rate + (128 * 256 * CUT_STEPS if plan.rest else 0)

@@ -103,7 +103,8 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
     turn = (number // buffers) & 1
     loads_next = reads_extra and number + buffers < total
     load_extra = make_load_extra(outputs, config)
-    _, store, add = make_boxes(outputs.is_batch)
+    boxes = make_boxes(outputs.is_batch)
+    store, add = boxes.store, boxes.add
     wait_all_read = tma.make_wait(0, reads_only=True)
     wait_one_read = tma.make_wait(buffers - 1, reads_only=True)
     meet_first, meet_second = sync.make_barrier(1, 128), sync.make_barrier(2, 128)

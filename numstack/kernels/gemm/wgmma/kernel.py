@@ -39,7 +39,7 @@ def make_kernel(form: Form, config: Config) -> Kernel:
     a_is_KM, b_is_NK, outputs = form.a_is_KM, form.b_is_NK, form.outputs
     tile_m, tile_n, stages, buffers = config.tile_m, config.tile_n, config.stages, config.buffers
     spread, stretch = config.spread, config.stretch
-    a_bytes, b_bytes = config.a_bytes, config.b_bytes
+    a_bytes, b_bytes = config.a_bytes, config.b_bytes(b_is_NK)
     head_bytes = config.head_bytes(outputs.has_bias, outputs.sums_columns)
     rows = tile_m // CONSUMERS  # of a consumer: one or two accumulators of 64
     is_tall, row_blocks = rows == 128, rows // 64

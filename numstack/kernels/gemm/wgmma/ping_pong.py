@@ -11,7 +11,8 @@ from typing import Any
 from numba import cuda, float32, int32, uint8, uint32, uint64
 
 from numstack.device import Kernel, kernel, widen
-from numstack.device.ptx import integers, mbarrier, nonfinite, shared, sync, tma, wgmma
+from numstack.device.places import PAIR
+from numstack.device.ptx import cluster, integers, mbarrier, nonfinite, shared, sync, tma, wgmma
 from numstack.kernels.gemm.wgmma.boxes import make_boxes
 from numstack.kernels.gemm.wgmma.config import (
     BARRIER_BYTES,
@@ -32,12 +33,12 @@ def make_ping_pong_kernel(form: Form, config: Config) -> Kernel:
     """The kernel of a form of product, cut as ``config`` says, in tiles of 128 rows."""
     a_is_KM, b_is_NK, outputs = form.a_is_KM, form.b_is_NK, form.outputs
     tile_m, tile_n, stages, buffers = config.tile_m, config.tile_n, config.stages, config.buffers
-    a_bytes, b_bytes = config.a_bytes, config.b_bytes
+    a_bytes, b_bytes = config.a_bytes, config.b_bytes(b_is_NK)
     head_bytes = config.head_bytes(outputs.has_bias, outputs.sums_columns)
     staging_bytes = buffers * CHUNK_ROWS * config.row_bytes(outputs.itemsize)
     n_registers = tile_n // 2
     box_columns = config.b_box_columns
-    n_boxes_a, n_boxes_b, box_bytes = tile_m // 64, tile_n // box_columns, TILE_K * box_columns * 2
+    n_boxes_a, n_boxes_b, box_bytes = tile_m // 64, -(-tile_n // box_columns), TILE_K * box_columns * 2
     a_descriptor = wgmma.make_mn_major(TILE_K) if a_is_KM else wgmma.k_major
     b_descriptor = wgmma.k_major if b_is_NK else wgmma.make_mn_major(TILE_K, box_columns)
     a_step = 128 if a_is_KM else 2
@@ -48,7 +49,8 @@ def make_ping_pong_kernel(form: Form, config: Config) -> Kernel:
     take_registers = sync.make_set_registers("inc", CONSUMER_REGISTERS)
     wait_all_read = tma.make_wait(0, reads_only=True)
     in_groups = make_tile_position(config.group, outputs.is_batch)
-    load = make_boxes(outputs.is_batch).load
+    load, load_for_pair, *_ = make_boxes(outputs.is_batch)
+    pairs, blocks = config.pairs, PAIR if config.pairs else 1
     has_bias, reads_extra = outputs.has_bias, outputs.reads_extra
     keeps_preactivation, flags_nonfinite = outputs.keeps_preactivation, outputs.flags_nonfinite
     is_nonfinite = {
@@ -63,8 +65,14 @@ def make_ping_pong_kernel(form: Form, config: Config) -> Kernel:
     first_loads = min(chunks, buffers)
 
     @cuda.jit(device=True)
-    def load_a(a, target, barrier, row, depth, matrix):
-        if a_is_KM:
+    def load_a(a, target, barrier, row, depth, matrix, block):
+        if pairs:
+            half = uint32(target + uint32(block) * uint32(a_bytes // PAIR))
+            if a_is_KM:
+                load_for_pair(a, half, barrier, int32(row + block * 64), depth, matrix)
+            else:
+                load_for_pair(a, half, barrier, depth, int32(row + block * 64), matrix)
+        elif a_is_KM:
             for box in range(n_boxes_a):
                 load(a, uint32(target + uint32(box * 8192)), barrier, int32(row + box * 64), depth, matrix)
         else:
@@ -81,7 +89,7 @@ def make_ping_pong_kernel(form: Form, config: Config) -> Kernel:
 
     @cuda.jit(device=True)
     def tile_position(number, tiles_m, tiles_n, grouped):
-        """Tiles beyond those worked through in groups are a narrow last column."""
+        """Of a tile, or of a pair of them. Tiles beyond those worked through in groups are a narrow last column."""
         row, column, matrix = in_groups(number, tiles_m, tiles_n)
         if number >= grouped:
             row = integers.subtract(number, grouped)
@@ -98,6 +106,14 @@ def make_ping_pong_kernel(form: Form, config: Config) -> Kernel:
             next_stage = uint32(next_stage - uint32(stages))
             next_phase = uint32(next_phase ^ uint32(1))
         return next_stage, next_phase
+
+    @cuda.jit(device=True)
+    def give_back(barrier, block):
+        """Let the producer of a block of the pair fill a stage again."""
+        if pairs:
+            cluster.arrive(barrier, uint32(block))
+        else:
+            mbarrier.arrive(barrier)
 
     def make_add_up(columns: int) -> Any:
         """A device function that multiplies tiles of a and ``columns`` of b as they arrive, and sums them.
@@ -125,25 +141,25 @@ def make_ping_pong_kernel(form: Form, config: Config) -> Kernel:
                     keep = int32(1)
                 wgmma.commit()
                 wait_previous()
-                if k != 0 and mine == 0:
-                    mbarrier.arrive(empty + uint32(8) * previous)
+                if k != 0 and mine < blocks:
+                    give_back(empty + uint32(8) * previous, mine)
                 previous = stage
                 stage, phase = passed(stage, phase, uint32(1), uint32(0))
             if mine == 0:
                 mbarrier.arrive(their_turn)
             wait_last(acc)
             wait_last(below)
-            if mine == 0:
-                mbarrier.arrive(empty + uint32(8) * previous)
+            if mine < blocks:
+                give_back(empty + uint32(8) * previous, mine)
             return stage, phase
 
         return add_up
 
     add_up, add_up_narrow = make_add_up(tile_n), make_add_up(NARROW)
 
-    @kernel(name=form.name)
+    @kernel(name=form.name, cluster=blocks)
     def product(
-        a, b, c, kept, extra, bias_N, sums, flag, n, tiles_m, tiles_n, grouped, tiles, k_steps, alpha
+        a, b, c, kept, extra, bias_N, sums, flag, places_W, n, tiles_m, tiles_n, grouped, tiles, k_steps, alpha
     ):  # fmt: skip
         base = integers.shared_address(cuda.shared.array(0, uint8))
         tiles_of_a = uint32(base + uint32(head_bytes))
@@ -159,14 +175,20 @@ def make_ping_pong_kernel(form: Form, config: Config) -> Kernel:
         if thread == 0:
             for stage in range(stages):
                 mbarrier.init(full + uint32(8 * stage), uint32(1))
-                mbarrier.init(empty + uint32(8 * stage), uint32(1))
+                mbarrier.init(empty + uint32(8 * stage), uint32(blocks))
             for other in range(CONSUMERS + CONSUMERS * buffers):
                 mbarrier.init(turns + uint32(8 * other), uint32(1))
             mbarrier.fence_init()
-        cuda.syncthreads()
-
+        block = int32(0)
         tile = int32(cuda.blockIdx.x)
         workers = int32(cuda.gridDim.x)
+        if pairs:
+            cluster.barrier()
+            block = int32(tile & 1)
+            workers = int32(workers >> 1)
+            tile = int32(places_W[tile >> 1])
+        else:
+            cuda.syncthreads()
         stage = uint32(0)
         phase = uint32(0)
         if group == 0:
@@ -177,13 +199,13 @@ def make_ping_pong_kernel(form: Form, config: Config) -> Kernel:
                 while tile < tiles:
                     row_of_tiles, column_of_tiles, matrix = tile_position(tile, tiles_m, tiles_n, grouped)
                     row = int32(row_of_tiles * tile_m)
-                    column = int32(column_of_tiles * tile_n)
+                    column = int32((column_of_tiles * blocks + block) * tile_n)
                     for k in range(k_steps):
                         barrier = uint32(full + uint32(8) * stage)
                         mbarrier.wait(empty + uint32(8) * stage, phase ^ uint32(1))
                         mbarrier.arrive_and_expect(barrier, uint32(a_bytes + b_bytes))
                         depth = int32(k * TILE_K)
-                        load_a(a, uint32(tiles_of_a + stage * uint32(a_bytes)), barrier, row, depth, matrix)
+                        load_a(a, uint32(tiles_of_a + stage * uint32(a_bytes)), barrier, row, depth, matrix, block)
                         load_b(b, uint32(tiles_of_b + stage * uint32(b_bytes)), barrier, column, depth, matrix)
                         stage, phase = passed(stage, phase, uint32(1), uint32(0))
                     tile = integers.add(tile, workers)
@@ -224,7 +246,7 @@ def make_ping_pong_kernel(form: Form, config: Config) -> Kernel:
             while tile < tiles:
                 row_of_tiles, column_of_tiles, matrix = tile_position(tile, tiles_m, tiles_n, grouped)
                 row = int32(row_of_tiles * tile_m)
-                column = int32(column_of_tiles * tile_n)
+                column = int32((column_of_tiles * blocks + block) * tile_n)
                 if reads_extra and mine == 0:
                     wait_all_read()
                     for first in range(first_loads):
@@ -261,5 +283,8 @@ def make_ping_pong_kernel(form: Form, config: Config) -> Kernel:
                 cuda.atomic.or_(flag, 0, 1)
             if mine == 0:
                 wait_all_read()
+        if pairs:  # until the other block neither sends nor gives back anything
+            cuda.syncthreads()
+            cluster.barrier()
 
     return product
