@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+import multiprocessing
+import os
+from collections.abc import Hashable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from numstack import simt
 from numstack.device import offline
 from numstack.device.cuda import sass
 from numstack.errors import ConfigError
@@ -35,12 +39,40 @@ def build(architecture: str, dtypes: Iterable[np.dtype] = STORAGE, words: Sequen
     KernelError
         If a kernel does not compile, or there is no such architecture.
     """
+    return list(_built(architecture, dtypes, words).values())
+
+
+def build_all(architectures: Sequence[str], jobs: int = 1, words: Sequence[str] = ()) -> dict[str, list[offline.Build]]:
+    """What `build` makes in every dtype, for some architectures; ``jobs`` processes share out these and the dtypes.
+
+    Raises
+    ------
+    KernelError
+        If a kernel does not compile, or there is no such architecture.
+    """
+    tasks = [(architecture, (dtype,), words) for architecture in architectures for dtype in STORAGE]
+    if min(jobs, len(tasks)) == 1:
+        parts = [_built(*task) for task in tasks]
+    else:
+        with ProcessPoolExecutor(min(jobs, len(tasks)), multiprocessing.get_context("spawn")) as pool:
+            parts = list(pool.map(_built, *zip(*tasks, strict=True)))
+    builds: dict[str, dict[Hashable, offline.Build]] = {architecture: {} for architecture in architectures}
+    for (architecture, *_), part in zip(tasks, parts, strict=True):
+        builds[architecture] |= part  # kernels that have no activations are in each dtype's
+    return {architecture: list(found.values()) for architecture, found in builds.items()}
+
+
+def _built(architecture: str, dtypes: Iterable[np.dtype], words: Sequence[str] = ()) -> dict[Hashable, offline.Build]:
+    """Kernels by what makes them differ, in whichever process they were compiled."""
     with offline.device(architecture) as device:
         for dtype in dtypes:
             for launch in catalogue.launches(device.array, dtype):
                 if all(word in f"{launch.operation} {launch.variant}" for word in words):
                     launch.run()
-    return list(device.builds.values())
+    return {
+        (built.kernel, simt.source_digest(of_source.py_func), *types): built
+        for (of_source, *types), built in device.builds.items()
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,13 +81,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises
     ------
     ConfigError
-        If no launch has the words asked for.
+        If no launch has the words asked for, or there are no processes to work.
     """
     parser = argparse.ArgumentParser(prog="numstack kernels", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     building = actions.add_parser("build", help="compile every kernel; print registers, shared memory, spills, faults")
     building.add_argument(
         "--arch", action="append", metavar="SM", help="sm_80, sm_90a...; may be repeated (default: sm_80 and sm_90a)"
+    )
+    building.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: one for each core)"
     )
     reading = actions.add_parser(
         "sass", help="print the machine code of some kernels, under a count of its instructions"
@@ -68,14 +103,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.action == "sass":
         _print_sass(options.words, options.arch, options.dtype, count_only=options.count)
         return 0
-    return _print_builds(options.arch or ["sm_80", "sm_90a"])
+    if options.jobs < 1:
+        raise ConfigError(f"--jobs {options.jobs}: no process would compile; give 1 or more")
+    return _print_builds(options.arch or ["sm_80", "sm_90a"], options.jobs)
 
 
-def _print_builds(architectures: Sequence[str]) -> int:
+def _print_builds(architectures: Sequence[str], jobs: int) -> int:
     n_faulty = 0
     console = Console()
-    for architecture in architectures:
-        builds = build(architecture)
+    for architecture, builds in build_all(architectures, jobs).items():
         console.print(_table(architecture, builds))
         n_faulty += sum(bool(b.faults()) for b in builds)
         console.print(f"{architecture}: {len(builds)} kernels built, {n_faulty} at fault")

@@ -7,8 +7,8 @@ import pytest
 from numba import cuda, float64
 
 from numstack.device import Kernel, kernel, offline
-from numstack.errors import KernelError
-from numstack.kernels.build import main
+from numstack.errors import ConfigError, KernelError
+from numstack.kernels.build import build_all, main
 
 
 def build_one(py_func: Kernel, dtype: type, block: int = 64) -> list[str]:
@@ -63,5 +63,19 @@ def test_unknown_architectures_are_refused(name: str) -> None:
 def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numstack.kernels.build.STORAGE", (np.dtype(np.float32),))
     monkeypatch.setattr("numstack.kernels.catalogue.launches", lambda array, dtype: iter(()))
-    assert main(["build", "--arch", "sm_80"]) == 0
+    assert main(["build", "--arch", "sm_80", "--jobs", "1"]) == 0
     assert "sm_80: 0 kernels built, 0 at fault" in capsys.readouterr().out
+
+
+def test_processes_share_the_work() -> None:
+    """A kernel without activations is in each dtype's part; it is listed once."""
+    words = ("reduce.clip_scale",)
+    here, shared_out = build_all(["sm_80", "sm_90a"], words=words), build_all(["sm_80", "sm_90a"], 2, words)
+    assert [len(builds) for builds in here.values()] == [1, 1]
+    for architecture, builds in here.items():
+        assert [(b.kernel, b.resources) for b in shared_out[architecture]] == [(b.kernel, b.resources) for b in builds]
+
+
+def test_no_process_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--jobs 0: no process would compile"):
+        main(["build", "--jobs", "0"])
