@@ -23,7 +23,18 @@ from numstack.device.ptx.mma import (
     stmatrix_x4_trans,
 )
 from numstack.device.ptx.sync import let_next_kernel_start, wait_for_kernel_before
-from numstack.device.ptx.vectors import load4, load4_once, load8, load8_once, store4, store4_once, store8, store8_once
+from numstack.device.ptx.vectors import (
+    load2,
+    load4,
+    load4_once,
+    load8,
+    load8_once,
+    store2,
+    store4,
+    store4_once,
+    store8,
+    store8_once,
+)
 
 __all__ = [
     "LOG2_E",
@@ -40,6 +51,7 @@ __all__ = [
     "ldmatrix_x4",
     "ldmatrix_x4_trans",
     "let_next_kernel_start",
+    "load2",
     "load4",
     "load4_once",
     "load8",
@@ -54,6 +66,7 @@ __all__ = [
     "stmatrix_x2_trans",
     "stmatrix_x4",
     "stmatrix_x4_trans",
+    "store2",
     "store4",
     "store4_once",
     "store8",

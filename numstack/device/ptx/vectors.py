@@ -11,6 +11,7 @@ bfloat16 it would take eight. The functions widen what they load to float32, and
 ====================  ===============================================================================================
 load8, store8         8 elements: 16 bytes of bfloat16 or float16, twice 16 of float32
 load4, store4         4 elements: 8 bytes of bfloat16 or float16, 16 of float32
+load2, store2         2 elements: 4 bytes of bfloat16 or float16, 8 of float32
 ..._once              the same, of data that the kernel does not touch again: the cache gives its line up first
 ====================  ===============================================================================================
 
@@ -250,6 +251,14 @@ def _teach_store(function: Callable[..., None], n: int, once: bool) -> None:
     function.accesses = Accesses(reads=(), writes=(0,))  # type: ignore[attr-defined]
 
 
+def _load2(x: Any, i: Any) -> Any:
+    return _read(x, i, 2)
+
+
+def _store2(x: Any, i: Any, v0: Any, v1: Any) -> None:
+    _write(x, i, v0, v1)
+
+
 def _load4(x: Any, i: Any) -> Any:
     return _read(x, i, 4)
 
@@ -282,6 +291,8 @@ def _store8_once(x: Any, i: Any, v0: Any, v1: Any, v2: Any, v3: Any, v4: Any, v5
     _write(x, i, v0, v1, v2, v3, v4, v5, v6, v7)
 
 
+_teach_load(_load2, 2, False)
+_teach_store(_store2, 2, False)
 _teach_load(_load4, 4, False)
 _teach_store(_store4, 4, False)
 _teach_load(_load4_once, 4, True)
@@ -293,6 +304,18 @@ _teach_store(_store8_once, 8, True)
 
 
 # --- what kernels call -----------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def load2(x, i, values, first):
+    """values[first], values[first + 1] = float32 of elements i and i + 1 of x."""
+    values[first], values[first + 1] = _load2(x, i)
+
+
+@cuda.jit(device=True)
+def store2(x, i, values, first):
+    """Elements i and i + 1 of x = values[first], values[first + 1], rounded to nearest even."""
+    _store2(x, i, values[first], values[first + 1])
 
 
 @cuda.jit(device=True)

@@ -10,6 +10,7 @@ from numstack.errors import KernelError
 from tests.support import BFLOAT16, poisoned, to_device, to_host
 
 WIDTHS = {
+    "2": (2, ptx.load2, ptx.store2),
     "4": (4, ptx.load4, ptx.store4),
     "4 once": (4, ptx.load4_once, ptx.store4_once),
     "8": (8, ptx.load8, ptx.store8),
