@@ -1,6 +1,8 @@
 """Set before anything of numstack is imported: what every test process needs."""
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,14 @@ PLACE = {Path(__file__).parent / name: place for place, name in enumerate(LONGES
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: PLACE.get(item.path, len(PLACE)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_a_file_leaves_is_there_for_good() -> Iterator[None]:
+    """Compiling leaves millions of objects, which tests that call ``gc.collect()`` would look through each time."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 pytest_plugins = ["tests.gpu_records"]
