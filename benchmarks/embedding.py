@@ -38,7 +38,7 @@ def main() -> None:
         what = f"B{B} T{T} V{V} C{C}"
         forward = harness.median_s(partial(embedding.forward, tokens, table, positions, out))
         rows.append([what, "forward", 1e6 * forward, 2e-9 * out.nbytes / forward])
-        for variant in embedding.BACKWARD.defaults(row_of(C, dout), False):
+        for variant in embedding.BACKWARD.defaults(row_of(C, dout), V):
             if variant == "scan" and V * B * T * C > LARGEST_SCAN:
                 continue
             run = partial(embedding.backward, tokens, dout, table, positions, workspace, variant=variant)

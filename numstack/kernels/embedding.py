@@ -253,15 +253,10 @@ def _has_vectors(row: Row) -> bool:
     return row.is_aligned and row.columns % VECTOR == 0 and row.columns > 0
 
 
-def _takes_owners(row: Row, V: int, wants_positions: bool) -> bool:
+def _takes_owners(row: Row, V: int) -> bool:
     """Whole vectors, and a table that has rows, but not so many that they cannot be shared out by a multiplication."""
     multiprocessors = current_device().properties.multiprocessors
     return _has_vectors(row) and 0 < V * (owners(V, multiprocessors) + multiprocessors) < 1 << 32
-
-
-def _takes_clusters(row: Row, V: int, wants_positions: bool) -> bool:
-    """The gradient of positions another kernel makes on the way; by name it takes a kernel more."""
-    return _takes_owners(row, V, wants_positions) and not wants_positions
 
 
 def _forward_by_warps(tokens: Array, table: Array, positions: Array | None, out: Array, stream: Stream | None) -> None:
@@ -351,20 +346,28 @@ def _backward_clusters(
 ) -> None:
     if tokens.size == 0:
         return
+    B, T = tokens.shape
     V, C = dtable.shape
     fours, is_exact = fours_of(C)
-    warps = (owned.MANY if is_exact else owned.FEW).warps
-    kernel_ = clusters.add_rows(from_dtype(dout.dtype), warps, fours, is_exact=is_exact, blocks=CLUSTER)
-    arrays = (flat(tokens), flat(dout), dtable)
-    most_bytes = clusters.shared_bytes(MOST_ROWS, warps)
-    n_clusters = kernel_.clusters_at_once((WARP, warps), most_bytes, *arrays, 0, 0)
+    kernel_ = clusters.add_rows(from_dtype(dout.dtype), fours, is_exact=is_exact, blocks=CLUSTER)
+    arrays = (flat(tokens), flat(dout), dtable, _flat_or(dpositions, dtable), B, T)
+    block = (WARP, clusters.WARPS)
+    n_clusters = kernel_.clusters_at_once(block, clusters.shared_bytes(MOST_ROWS), *arrays, 0, 0, 0)
     n_blocks = owners(V, n_clusters * CLUSTER)
     n_rows = ceil_div(V, n_blocks)
-    kernel_[n_blocks, (WARP, warps), stream, clusters.shared_bytes(n_rows, warps)](
-        *arrays, n_rows, reciprocal(n_blocks), flops=dout.size
+    kernel_[n_blocks, block, stream, clusters.shared_bytes(n_rows)](
+        *arrays, n_rows, reciprocal(n_blocks), _chunks(dpositions, dout, n_blocks), flops=dout.size
     )
-    if dpositions is not None:
-        _backward_positions_by_vectors(dout, dpositions, stream)
+
+
+def _flat_or(dpositions: Array | None, instead: Array) -> Array:
+    """What a kernel takes that does not look at it if there is none."""
+    return flat(instead if dpositions is None else dpositions)
+
+
+def _chunks(dpositions: Array | None, dout: Array, n_blocks: int) -> int:
+    """Of the positions' gradient that are a block's."""
+    return 0 if dpositions is None else ceil_div(dpositions.size * dout.itemsize, WARP * BYTES * n_blocks)
 
 
 def _backward_positions_by_vectors(dout: Array, dpositions: Array, stream: Stream | None) -> None:
@@ -388,7 +391,7 @@ BACKWARD = Variants(
         Variant("scan", _backward_scan, note="Each row of the table looks through all tokens."),
         Variant("counting_sort", _backward_sort, note="Positions are grouped by token first: each is looked at once."),
         Variant("owned_rows", _backward_owned, "Each block looks for its own rows' tokens.", _takes_owners, "gpu"),
-        Variant("rows_of_clusters", _backward_clusters, "Blocks share tokens and rows.", _takes_clusters, "sm_90a"),
+        Variant("rows_of_clusters", _backward_clusters, "Blocks share tokens and rows.", _takes_owners, "sm_90a"),
     ],
 )
 
@@ -471,8 +474,7 @@ def backward(
     if dposition_table_TC is not None:
         _check_positions(dposition_table_TC, "dposition_table_TC", T, C)
         arrays.append(dposition_table_TC)
-    wants_positions = variant is None and dposition_table_TC is not None
-    chosen = BACKWARD.pick(variant, row_of(C, *arrays), dtoken_table_VC.shape[0], wants_positions)
+    chosen = BACKWARD.pick(variant, row_of(C, *arrays), dtoken_table_VC.shape[0])
     chosen.launch(tokens_BT, dout_BTC, dtoken_table_VC, dposition_table_TC, workspace, stream)
 
 

@@ -4,13 +4,22 @@ As in :mod:`numstack.kernels.embedding_owned` block i of n owns rows i, i + n, .
 
 1. the blocks of a cluster share the tokens: each looks through its part, and puts positions down where they belong, in
    its own shared memory or another block's;
-2. a warp takes the next row of its block, and if there are none left, of the other blocks of its cluster: which rows
-   have how many positions is left to chance, and blocks would be done at times that differ by a quarter.
+2. a warp takes the next item of its block, and if there are none left, of the other blocks of its cluster: which rows
+   have how many positions is left to chance, and blocks would be done at times that differ by a quarter;
+3. an item is a row of the table, or a chunk of the positions' gradient: 512 bytes of each text, added up in order.
+   Tokens are looked at by time, all texts of 32 times first, so that rows and chunks read a part of dout while the
+   cache has it.
 
 A row that a warp takes is summed by it alone, in the order of positions, whoever put them down and whoever takes it.
 
-32 x 1024 evenly spread tokens of 50,304 with 768 channels take 57.8 us on an H200 where owned_rows takes 59.0, and
-tokens as frequent as words 102 us where it takes 109. With the gradient of positions on the way it was no faster.
+32 x 1024 evenly spread tokens of 50,304 with 768 channels take 55.4 us on an H200, 0.92 of the rate of an equal copy,
+where owned_rows takes 59.0; with positions 63.5 us, 0.81, where it takes 67.9. Tokens as frequent as words take 123 us,
+where it takes 209, and the block that has the most frequent is the last.
+
+With positions the L2 cache is what limits (80% of its throughput; 10 to 16 MB more come from memory than must): dout
+passes it twice. What did not help: the next item's rows prefetched (7% slower), dout prefetched or the first chunks
+begun while tokens are looked for (0 to 9% slower), additions in the L2 cache (9%), rows evicted first (1% faster with
+positions, 2% slower without), 20 warps a block (7%), clusters of 4 (2%) or 2 (6%), chunks of 256 bytes (the same).
 """
 
 import functools
@@ -19,39 +28,88 @@ from typing import Any
 from numba import cuda, float32, int32, int64, uint32
 
 from numstack.device import Kernel, kernel
-from numstack.device.ptx import cluster
-from numstack.device.ptx.integers import multiply, shared_address, subtract
+from numstack.device.ptx import cluster, load4, store4
+from numstack.device.ptx.integers import divide, multiply, opaque, shared_address, subtract
+from numstack.device.ptx.words import WORDS, words_of
 from numstack.kernels.embedding_parts import A_THREAD, FOUR, SHORT, parts
 from numstack.kernels.warp import WARP
 
+WARPS = 16
 AT_ONCE = 8  # tokens of a thread that are under way
-# Words at the start of a block's lists: the next row to take, rows with positions, and those with more than SHORT.
+TEXTS_OF_CHUNK = 16  # whose parts of dout a lane has under way for the positions
+LAST = 8  # what part of a block's items is rows only
+# Words at the start of a block's lists: the next item to take, rows with positions, and those with more than SHORT.
 NEXT, FOUND, LONG = 0, 1, 2
 HEADER = 4
 
 
-def shared_bytes(n_rows: int, warps: int) -> int:
-    """Of a block of so many warps that owns so many rows."""
-    return 4 * (HEADER + n_rows * (SHORT + 2) + WARP * warps + 2 * A_THREAD * WARP * warps)
+def shared_bytes(n_rows: int) -> int:
+    """Of a block that owns so many rows."""
+    return 4 * (HEADER + n_rows * (SHORT + 2) + WARP * WARPS + 2 * A_THREAD * WARP * WARPS)
+
+
+@cuda.jit(device=True)
+def chunks_before(i, n_chunks, n_items):
+    """Of a block's first i items, rows and chunks of the positions' gradient, how many are chunks.
+
+    One every few rows, so that both read a part of dout while the cache has it, and none among the last: they take
+    longer.
+    """
+    lead = max(subtract(n_items, divide(n_items, int32(LAST))), n_chunks)
+    return min(divide(int32(multiply(i, n_chunks) + lead - 1), lead), n_chunks)
 
 
 @functools.cache
-def add_rows(dtype: Any, warps: int, fours: int, *, is_exact: bool, blocks: int) -> Kernel:
-    """The kernel for a dout of a numba ``dtype``, in clusters of ``blocks`` blocks of (32, warps), as ``parts``."""
-    add_short_row, add_long_row, *_ = parts(dtype, warps, fours, is_exact=is_exact, columns=0)
-    threads = WARP * warps
+def add_rows(dtype: Any, fours: int, *, is_exact: bool, blocks: int) -> Kernel:
+    """The kernel for a dout of a numba ``dtype``, in clusters of ``blocks`` blocks of (32, WARPS), as ``parts``."""
+    add_short_row, add_long_row, *_ = parts(dtype, WARPS, fours, is_exact=is_exact, columns=0)
+    load, low, high, elements = (getattr(words_of(dtype), name) for name in ("load", "low", "high", "elements"))
+    vector = WORDS * elements
+    n_words = WORDS * TEXTS_OF_CHUNK
+    threads = WARP * WARPS
     n_values = FOUR * fours
     n_pair = 2 * n_values
     channels = WARP * n_values
     n_counts = WARP + 1
     at_once = AT_ONCE
-    of_block, of_cluster = threads * at_once, threads * at_once * blocks
+    of_step = threads * blocks
+    of_turn = of_step * at_once
 
     @cuda.jit(device=True)
-    def load_tokens(tokens_N, n0, tokens):
+    def add_chunk(dout_N, positions_P, B, chunk, words, sums):
+        """To 32 vectors of the positions' gradient those of all texts, in order, by a warp."""
+        P = int32(positions_P.size)
+        at = (chunk * WARP + cuda.threadIdx.x) * vector
+        if at < P:
+            for e in range(0, vector, FOUR):
+                load4(positions_P, at + e, sums, e)
+            for b0 in range(0, opaque(B), TEXTS_OF_CHUNK):
+                for k in range(TEXTS_OF_CHUNK):
+                    load(dout_N, int64(min(b0 + k, B - 1)) * P + at, words, WORDS * k)
+                for k in range(TEXTS_OF_CHUNK):
+                    if b0 + k < B:
+                        for w in range(WORDS):
+                            sums[elements * w] += low(words[WORDS * k + w])
+                            if elements == 2:
+                                sums[2 * w + 1] += high(words[WORDS * k + w])
+            for e in range(0, vector, FOUR):
+                store4(positions_P, at + e, sums, e)
+
+    @cuda.jit(device=True)
+    def position(i, B, T, N, by_time):
+        """The i-th to be looked at, -1 if there is none there; by time: 32 times of all texts, then the next."""
+        if by_time:
+            group = int32(i >> 5)
+            tile = divide(group, B)
+            t = int32(tile * WARP + (i & 31))
+            return int32(subtract(group, multiply(tile, B)) * T + t) if t < T else int32(-1)
+        return int32(i) if i < N else int32(-1)
+
+    @cuda.jit(device=True)
+    def load_tokens(tokens_N, i0, B, T, by_time, tokens):
         for k in range(at_once):
-            n = n0 + k * threads + cuda.threadIdx.y * WARP + cuda.threadIdx.x
-            tokens[k] = tokens_N[n] if n < tokens_N.size else int32(-1)
+            n = position(int32(i0 + k * of_step), B, T, tokens_N.size, by_time)
+            tokens[k] = tokens_N[n] if n >= 0 else int32(-1)
 
     @cuda.jit(device=True)
     def word(lists, i):
@@ -59,17 +117,21 @@ def add_rows(dtype: Any, warps: int, fours: int, *, is_exact: bool, blocks: int)
         return uint32(lists + uint32(4) * uint32(i))
 
     @kernel(name="embedding.backward rows_of_clusters", cluster=blocks)
-    def rows_of_clusters(tokens_N, dout_N, dtoken_table_VC, n_rows, magic):
+    def rows_of_clusters(tokens_N, dout_N, dtoken_table_VC, dpositions_P, B, T, n_rows, magic, n_chunks):
         """lists: the header; of each row the number of positions; the rows that have any; SHORT positions of each;
         positions of a warp's row; collected ones.
+
+        n_chunks: of the positions' gradient that are a block's. One kernel for both: that the chunks' registers are
+        there without chunks as well keeps all loads of a row under way, which the compiler else makes wait in turn.
         """
         counts = cuda.shared.array(n_counts, int32)
         sums = cuda.shared.array(channels, float32)
         lists = cuda.shared.array(0, int32)
         total = cuda.local.array(n_values, float32)
         values = cuda.local.array(n_pair, float32)
+        words = cuda.local.array(n_words, uint32)
+        of_position = cuda.local.array(vector, float32)
         tokens = cuda.local.array(at_once, int32)
-        next_tokens = cuda.local.array(at_once, int32)
         owners = cuda.local.array(at_once, uint32)
         rows = cuda.local.array(at_once, int32)
         places = cuda.local.array(at_once, int32)
@@ -82,21 +144,19 @@ def add_rows(dtype: Any, warps: int, fours: int, *, is_exact: bool, blocks: int)
         rank = int32(own % blocks)
         first_block = int32(own - rank)
         V = dtoken_table_VC.shape[0]
-        N = tokens_N.size
         order = HEADER + n_rows
         positions = order + n_rows
         of_warp = positions + n_rows * SHORT + warp * WARP
-        collected = of_warp + (warps - warp) * WARP
+        collected = of_warp + (WARPS - warp) * WARP
         own_lists = shared_address(lists)
-        n0 = rank * of_block
-        load_tokens(tokens_N, n0, next_tokens)
+        by_time = n_chunks > 0  # as the positions' gradient is made: the cache has what both read
+        n_all = multiply(int32((T + 31) >> 5), int32(B)) * WARP if by_time else tokens_N.size
+        mine = rank * threads + thread
+        load_tokens(tokens_N, mine, B, T, by_time, tokens)
         for i in range(thread, order, threads):
             lists[i] = int32(0)
         cluster.barrier()
-        while n0 < N:
-            for k in range(at_once):
-                tokens[k] = next_tokens[k]
-            load_tokens(tokens_N, n0 + of_cluster, next_tokens)
+        for i0 in range(0, n_all, of_turn):
             for k in range(at_once):
                 row = int32((int64(tokens[k]) * int64(magic)) >> 32)
                 owner = subtract(subtract(tokens[k], multiply(row, n_blocks)), first_block)
@@ -105,7 +165,7 @@ def add_rows(dtype: Any, warps: int, fours: int, *, is_exact: bool, blocks: int)
                 owners[k] = cluster.address_of(own_lists, uint32(owner if is_ours else rank))
                 places[k] = cluster.count_if(uint32(is_ours), word(owners[k], HEADER + rows[k]))
             for k in range(at_once):
-                n = int32(n0 + k * threads + thread)
+                n = position(int32(i0 + mine + k * of_step), B, T, tokens_N.size, by_time)
                 is_listed = places[k] >= 0 and places[k] < SHORT
                 at = positions + rows[k] * SHORT + places[k]
                 cluster.store_int32_if(uint32(is_listed), word(owners[k], at), n)
@@ -113,7 +173,7 @@ def add_rows(dtype: Any, warps: int, fours: int, *, is_exact: bool, blocks: int)
             for k in range(at_once):
                 cluster.store_int32_if(uint32(places[k] == 0), word(owners[k], order + indices[k]), rows[k])
                 cluster.count_if(uint32(places[k] == SHORT), word(owners[k], LONG))
-            n0 += of_cluster
+            load_tokens(tokens_N, i0 + of_turn + mine, B, T, by_time, tokens)
         cluster.barrier()
         n_found = lists[FOUND]
         n_long = lists[LONG]
@@ -122,30 +182,44 @@ def add_rows(dtype: Any, warps: int, fours: int, *, is_exact: bool, blocks: int)
             if lists[HEADER + row] > SHORT:
                 token = row * n_blocks + own
                 add_long_row(tokens_N, dout_N, dtoken_table_VC, token, lists, collected, counts, sums, total, values)
-        visited = int32(0)
         owner = rank
-        their_lists = cluster.address_of(own_lists, uint32(rank))
-        n_theirs = n_found
-        while visited < blocks:
-            r = int32(0)
+        their_lists = own_lists
+        n_items = int32(n_found + n_chunks)
+        going = True
+        while going:
+            i = int32(0)
             if lane == 0:
-                r = cluster.count_if(uint32(1), word(their_lists, NEXT))
-            r = cuda.shfl_sync(0xFFFFFFFF, r, 0)
-            if r < n_theirs:
-                row = cluster.load_int32(word(their_lists, order + r))
-                count = cluster.load_int32(word(their_lists, HEADER + row))
-                if count <= SHORT:
-                    if lane < count:
-                        lists[of_warp + lane] = cluster.load_int32(word(their_lists, positions + row * SHORT + lane))
-                    cuda.syncwarp()
-                    token = row * n_blocks + first_block + owner
-                    add_short_row(dout_N, dtoken_table_VC, token, lists, of_warp, count, total, values)
-                    cuda.syncwarp()
+                i = cluster.count_if(uint32(1), word(their_lists, NEXT))
+            i = cuda.shfl_sync(0xFFFFFFFF, i, 0)
+            if i < n_items:
+                n_before = chunks_before(i, n_chunks, n_items)
+                if chunks_before(int32(i + 1), n_chunks, n_items) > n_before:
+                    chunk = n_before * n_blocks + first_block + owner
+                    add_chunk(dout_N, dpositions_P, B, chunk, words, of_position)
+                else:
+                    row = cluster.load_int32(word(their_lists, order + i - n_before))
+                    count = cluster.load_int32(word(their_lists, HEADER + row))
+                    if count <= SHORT:
+                        if lane < count:
+                            at = positions + row * SHORT + lane
+                            lists[of_warp + lane] = cluster.load_int32(word(their_lists, at))
+                        cuda.syncwarp()
+                        token = row * n_blocks + first_block + owner
+                        add_short_row(dout_N, dtoken_table_VC, token, lists, of_warp, count, total, values)
+                        cuda.syncwarp()
             else:
-                visited += int32(1)
-                owner = int32((rank + visited) % blocks)
-                their_lists = cluster.address_of(own_lists, uint32(owner))
-                n_theirs = cluster.load_int32(word(their_lists, FOUND))
+                # Who has items left? All are asked at once: one after another, the last answer would come late.
+                place = int32((rank + warp + lane) % blocks)
+                lists_there = cluster.address_of(own_lists, uint32(place))
+                items_there = int32(cluster.load_int32(word(lists_there, FOUND)) + n_chunks)
+                has_some = lane < blocks and items_there > cluster.load_int32(word(lists_there, NEXT))
+                waiting = cuda.ballot_sync(0xFFFFFFFF, has_some)
+                going = waiting != 0
+                if going:
+                    first = cuda.ffs(waiting) - 1
+                    owner = cuda.shfl_sync(0xFFFFFFFF, place, first)
+                    n_items = cuda.shfl_sync(0xFFFFFFFF, items_there, first)
+                    their_lists = cluster.address_of(own_lists, uint32(owner))
         cluster.barrier()  # before its shared memory goes
 
     return rows_of_clusters

@@ -22,6 +22,7 @@ SHAPES = {
     "no token": (0, 4, 5, 8),
     "texts past a thread's, channels past a warp's": (by_vectors.TEXTS + 1, 9, 7, 4 * WARP + 8),
     "channels of whole warps": (3, 5, 7, 4 * WARP),
+    "texts past a chunk's, times past a warp's": (clusters.TEXTS_OF_CHUNK + 1, WARP + 3, 6, 8),
 }
 BY_OWNERS = [name for name in ("owned_rows", "rows_of_clusters") if name in embedding.BACKWARD.runnable()]
 
@@ -124,7 +125,7 @@ def test_more_tokens_and_rows_than_a_block_takes_at_once(variant):
 
 def test_a_cluster_has_room():
     """For the most rows of a block."""
-    assert clusters.shared_bytes(embedding_parts.MOST_ROWS, owned.MANY.warps) + 4096 < 232_448
+    assert clusters.shared_bytes(embedding_parts.MOST_ROWS) + 4096 < 232_448
     assert embedding_parts.owners(50304, 120) == 120 and embedding_parts.owners(128256, 120) == 360
 
 
@@ -203,10 +204,9 @@ def test_defaults_on_a_gpu():
             (row_of(768, table, device.array((4, 768), np.float32)), "warp_per_row"),
         ):
             assert embedding.FORWARD.pick(None, row, 4).name == forward_name
-            assert embedding.BACKWARD.pick(None, row, 4, True).name == "owned_rows"
-            assert embedding.BACKWARD.pick(None, row, 4, False).name == "rows_of_clusters"
-        assert embedding.BACKWARD.pick(None, row, 2**25, False).name == "counting_sort"
-        assert embedding.BACKWARD.pick(None, row_of(36, table), 4, False).name == "counting_sort"
+            assert embedding.BACKWARD.pick(None, row, 4).name == "rows_of_clusters"
+        assert embedding.BACKWARD.pick(None, row, 2**25).name == "counting_sort"
+        assert embedding.BACKWARD.pick(None, row_of(36, table), 4).name == "counting_sort"
 
 
 def test_bad_arguments():
