@@ -14,6 +14,12 @@ maximum grows (Milakov, Gimelshein 2018, "Online normalizer calculation for soft
 reads a row once, 16 bytes a lane, and keeps it. Backward ladder: ``thread_per_row``, ``warp_per_row``,
 ``row_in_registers``.
 
+The backward kernel ties with PyTorch's compiled one, which has the same warp a row, loads and registers (65536 x 1024
+bfloat16 on an H200: 4.35 TB/s, 0.998 to 1.001 of its rate in four runs, 0.997 to 0.999 where it writes to the same
+array; the same kernel twice in a run differs by up to 0.14%). No layout was faster: rows of two or four warps 0.998 to
+1.001 of today's rate, blocks of 8 to 16 rows 0.998 to 1.001, of 768 threads, as in additions, 0.93; nor were rows kept
+as 16-bit words (1.000), less arithmetic before the first load (1.000), lines of 256 bytes asked for (0.982).
+
 A row that holds NaN, or nothing but -inf, becomes NaN. Sums are float32 whatever the arrays hold.
 """
 
