@@ -121,3 +121,20 @@ def test_words_in_other_blocks(hopper: Bench) -> None:
     np.testing.assert_array_equal(
         places[..., THREADS // 2 :], np.broadcast_to(np.arange(THREADS // 2), (2, BLOCKS, 32))
     )
+
+
+@kernel(name="where blocks run", cluster=2)
+def _where(y_N):
+    memory = cuda.shared.array(0, uint8)
+    if cuda.threadIdx.x == 0:
+        y_N[cuda.blockIdx.x] = int32(cluster.multiprocessor())
+        memory[0] = uint8(0)
+    cluster.barrier()
+
+
+def test_blocks_that_fill_a_multiprocessor_have_one_each(hopper: Bench) -> None:
+    properties = current_device().properties
+    y = hopper.array(poisoned(2, np.int32))
+    _where[2, THREADS, None, properties.shared_bytes_per_block](y)
+    found = set(hopper.result(y).tolist())
+    assert len(found) == 2 and found <= set(range(properties.multiprocessors))
