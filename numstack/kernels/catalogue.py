@@ -154,6 +154,10 @@ def _losses(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
         x = array((R, 16384), dtype) if variant == "rows_in_turn" else logits
         both = partial(cross_entropy.forward_backward, x, targets, loss, x, scale, variant=variant)
         yield Launch("cross_entropy.forward_backward", variant, both)
+        if variant == "rows_in_clusters":  # which share rows of that length if four are left over, 132 at a time
+            x, few = array((136, 131072), dtype), array((136,), np.int32)
+            both = partial(cross_entropy.forward_backward, x, few, loss[:136], x, scale, variant=variant)
+            yield Launch("cross_entropy.forward_backward", variant, both)
     backward = partial(cross_entropy.backward, logits, targets, lse, logits, scale)
     yield from _each("cross_entropy.backward", cross_entropy.BACKWARD, backward)
 

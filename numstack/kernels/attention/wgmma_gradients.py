@@ -158,8 +158,7 @@ def make_products(tiles: Tiles, dtype: str, causal: bool) -> Products:
         put_ds(ds_packed, place)
         tma.fence_async()
         wait_dv(dv)
-        if lane == uint32(0):
-            mbarrier.arrive(uint32(barriers + uint32(DO_EMPTY) + stage * uint32(8)))
+        mbarrier.arrive(uint32(barriers + uint32(DO_EMPTY) + stage * uint32(8)))
         both_consumers()
 
     @device
@@ -316,7 +315,8 @@ def make_consume(tiles: Tiles, dtype: str, causal: bool) -> Any:
                     wait_dq_before_scores(dq_part)
                     give_dq(dq_part, own_dq, barriers, uint32(step - uint32(1)))
                     wait_dk_before_scores(dk)
-                    mbarrier.arrive(uint32(barriers + uint32(Q_EMPTY) + before * uint32(8)))
+                    if lane == uint32(0):
+                        mbarrier.arrive(uint32(barriers + uint32(Q_EMPTY) + before * uint32(8)))
                     mbarrier.wait(uint32(barriers + uint32(DO_FULL) + stage * uint32(8)), parity)
                     by_rows(dp, v_rows, uint32(base + uint32(dout) + stage * uint32(q_bytes)))
                     differentiate(
@@ -342,7 +342,8 @@ def make_consume(tiles: Tiles, dtype: str, causal: bool) -> Any:
                 wait_dq(dq_part)
                 give_dq(dq_part, own_dq, barriers, uint32(step - uint32(1)))
                 wait_dk(dk)
-                mbarrier.arrive(uint32(barriers + uint32(Q_EMPTY) + before * uint32(8)))
+                if lane == uint32(0):
+                    mbarrier.arrive(uint32(barriers + uint32(Q_EMPTY) + before * uint32(8)))
             else:  # no query sees these keys
                 mbarrier.wait(uint32(barriers + uint32(V_FULL)), count & uint32(1))
                 if thread == uint32(0):
@@ -405,8 +406,8 @@ def make_gradients(width: int, dtype: str, causal: bool) -> Kernel:
         for stage in range(2):
             place = uint32(barriers + uint32(8 * stage))
             mbarrier.init(uint32(place + uint32(ITEM_EMPTY)), uint32(10))  # the consumers' warps and the writers
-            mbarrier.init(uint32(place + uint32(Q_EMPTY)), uint32(256))  # consumers: each read log-sum-exp and delta
-            mbarrier.init(uint32(place + uint32(DO_EMPTY)), uint32(8))  # their warps
+            mbarrier.init(uint32(place + uint32(Q_EMPTY)), uint32(8))  # the consumers' warps
+            mbarrier.init(uint32(place + uint32(DO_EMPTY)), uint32(256))  # consumers: each read log-sum-exp and delta
             mbarrier.init(uint32(place + uint32(DQ_FULL)), uint32(256))
             mbarrier.init(uint32(place + uint32(DQ_EMPTY)), uint32(1))
         mbarrier.fence_init()
