@@ -203,7 +203,7 @@ class OfflineDevice(Device):
 
     def allocate(self, nbytes: int) -> Region:
         region = Region(self._next_address, nbytes)
-        self._next_address += nbytes
+        self._next_address += -(-nbytes // self.properties.alignment) * self.properties.alignment
         return region
 
     def release(self, region: Region) -> None:

@@ -30,6 +30,12 @@ def test_what_watches_compiles_for_hopper() -> None:
         assert [build.faults() for build in device.builds.values()] == [[], []]
 
 
+def test_what_is_allocated_offline_is_aligned() -> None:
+    with offline.device("sm_90a") as device:
+        device.allocate(264)
+        assert device.allocate(8).address % device.properties.alignment == 0
+
+
 @pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU: NUMSTACK_DEVICE=cuda runs it there")
 def test_of_a_gpu() -> None:
     device = current_device()
