@@ -4,7 +4,8 @@ usage: python -m benchmarks.gpt2_loss [--steps 200] [--batch 8] [--peak 3e-4] [-
        python -m benchmarks.gpt2_loss --smoke                      a tiny model, on any device
 
 bf16 on both sides. Rounding alone moves a curve: "PyTorch again" has the rows of each batch in the other order, which
-in exact arithmetic would change nothing. The higher the learning rate and the longer the run, the further. The table has every tenth part of the run; the JSON all three curves.
+in exact arithmetic would change nothing; the higher the learning rate, the further. The table has every tenth part of
+the run; the JSON all three curves.
 """
 
 from __future__ import annotations
