@@ -13,10 +13,9 @@ file                    what is in it
 ======================  ===============================================================================================
 
 Measured on an H200, bf16, in turns with the faster of two calls of cuBLAS: the products of GPT-2 124M and 1.5B and
-squares 1.03 of it together, 0.96 to 1.20 each but for a gradient of 1600 x 1600 (0.87). Bias and GELU in the product,
-the pre-activation kept: 1.41 and 1.29 times as fast as cuBLAS followed by a compiled bias and GELU. Errors are at most
-cuBLAS's, where gradients are float32 as well: cuBLAS adds more parts, here long sums are added up in stretches (1.42
-times its error without).
+squares 1.03 of it together, 0.97 to 1.17 each. Bias and GELU in the product, the pre-activation kept: 1.40 and 1.28
+times as fast as cuBLAS followed by a compiled bias and GELU. Errors are at most cuBLAS's, where gradients are float32
+as well: cuBLAS adds more parts, here long sums are added up in stretches (1.42 times its error without).
 
 Storing a tile of 128 x 256, which is multiplied in 12,288 cycles if k is 768, takes 1,900 cycles more; 8,400 with GELU
 and the pre-activation, of which the units of exponentials alone need 4,096. ``ping_pong`` hides both: 1.04 to 1.19
@@ -28,9 +27,9 @@ turns of warpgroups must be kept by barriers: the ring alone does not, as pariti
 A gradient of 1600 x 1600 is 130 tiles of 128 x 160, one for each multiprocessor. Alone they came to 0.85 to 0.89 of
 cuBLAS and waited for loads whichever way they were made; what counted is who is whose neighbour. The multiprocessors of
 a GPC get at once what they ask for at about the same time. In ``pairs`` that share a, with the pairs that share b in
-the same GPC (``device.places``), it is 0.98; with the same pairs wherever clusters happen to run, 0.80 to 0.89. Stages
-beyond four let them drift apart. A product of 16384 x 1600 x 1600 gains 3%; elsewhere pairs gained nothing that other
-tiles do not. Boxes that promote what they load to 256 bytes in the L2 cache cost pairs 2%, others nothing.
+the same GPC (``device.places``), it is 0.97 to 0.99; with the same pairs wherever clusters happen to run, 0.80 to 0.89.
+Stages beyond four let them drift apart. A product of 16384 x 1600 x 1600 gains 3%; elsewhere pairs gained nothing that
+other tiles do not. Boxes that promote what they load to 256 bytes in the L2 cache cost pairs 2%, others nothing.
 
 Where tiles are cut along k, letting all workers end together with what their parts cost counted gains 2 to 3% of the
 gradients of 1600 x 4800 and 1600 x 6400; gathering four parts at once, in a kernel that starts early, 0.2 to 1.2%.
