@@ -1,9 +1,10 @@
 """Launches every kernel of the catalogue once, on small arrays: what compute-sanitizer runs.
 
-usage: compute-sanitizer --tool memcheck python -m tests.kernels.every_launch bf16 [WORD ...]
+usage: compute-sanitizer --tool memcheck python -m tests.kernels.every_launch bf16 [WORD ...] [--share 0/8]
 
 pytest would run each kernel hundreds of times, which the sanitizer makes a hundred times slower. Variants that are made
-for GPUs are launched, and with ``--portable`` the others too; WORDs choose operations whose name has one of them.
+for GPUs are launched, and with ``--portable`` the others too; WORDs choose operations whose name has one of them, and
+``--share 0/8`` every eighth launch, for eight processes at once: what takes a sanitizer long is not the GPU's work.
 """
 
 from __future__ import annotations
@@ -38,13 +39,18 @@ def main() -> None:
     parser.add_argument("dtype", choices=DTYPES)
     parser.add_argument("words", nargs="*", metavar="WORD")
     parser.add_argument("--portable", action="store_true", help="also the variants that run on any device")
+    parser.add_argument("--share", default="0/1", metavar="I/N", help="every N-th launch, from number I (default: all)")
     options = parser.parse_args()
+    share, n_shares = map(int, options.share.split("/"))
     catalogue.B, catalogue.T = 1, 256
     catalogue.R = catalogue.B * catalogue.T
     left_out = set() if options.portable else portable_variants()
-    n_launches = 0
+    n_launches, number = 0, -1
     for operation, variant, run in catalogue.launches(random_array, DTYPES[options.dtype]):
         if variant in left_out or (options.words and not any(word in operation for word in options.words)):
+            continue
+        number += 1
+        if number % n_shares != share:
             continue
         try:
             run()
