@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import benchmarks
+from benchmarks.simt import simulator_s
 from numstack import bench
 from numstack.errors import ConfigError
 
@@ -83,6 +84,10 @@ def test_gpt2_plan_needs_no_gpu(tmp_path: Path) -> None:
     assert times["attention forward"] == 12 and times["layernorm forward"] == 25 and times["adamw"] == 1
     products = {row["work"] for row in plan["rows"] if row["operation"].startswith(("gemm", "attention forward"))}
     assert all("wgmma" in work for work in products), products
+
+
+def test_numba_s_simulator_runs_what_it_is_timed_with() -> None:
+    assert simulator_s(16) > 0
 
 
 def test_every_benchmark_fits_the_package() -> None:
