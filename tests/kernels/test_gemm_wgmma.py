@@ -109,6 +109,16 @@ def test_short_k_takes_turns_unless_registers_are_short() -> None:
         assert not choice.is_edge_narrow(config, short._replace(n=64)), "the only column"
 
 
+def test_ten_tiles_of_160_columns_are_five_pairs_and_an_odd_one_has_a_partner() -> None:
+    with offline.device("sm_90a"):
+        gradient = choice.plain(1600, 1600, 16384, "TN", itemsize=2)
+        config = choice.choose(gradient)
+        assert config.pairs and (config.tile_m, config.tile_n, config.stages) == (128, 160, choice.PAIR_STAGES)
+        assert choice.plan_of(config, gradient).whole == 13 * 10
+        assert choice.plan_of(config, gradient._replace(n=1440)).whole == 13 * 10
+        assert not choice.is_edge_narrow(config, gradient._replace(n=1608))
+
+
 def test_what_the_copy_engine_cannot_move_is_not_supported() -> None:
     with offline.device("sm_90a") as device:
 
