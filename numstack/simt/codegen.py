@@ -24,7 +24,7 @@ from numba.core.environment import Environment
 from numba.core.registry import cpu_target
 from numba.core.typed_passes import NativeLowering
 
-from numstack.simt.passes import INSTEAD, UNNEEDED, typing_context
+from numstack.simt.passes import UNNEEDED, steps_instead, typing_context
 
 #: LLVM prefers vectors of 256 bits on CPUs that have 512, for fear of a lower clock; kernels keep such units busy.
 VECTOR_BITS = 512
@@ -255,7 +255,7 @@ class _Lowering(NativeLowering):
 class _Compiler(CompilerBase):
     def define_pipelines(self) -> list[PassManager]:
         manager = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        instead = {**INSTEAD, NativeLowering: _Lowering}
+        instead = {**steps_instead("numba.core"), NativeLowering: _Lowering}
         steps = [(step, name) for step, name in manager.passes if step.__name__ not in UNNEEDED]
         manager.passes = [(instead.get(step, step), name) for step, name in steps]
         manager._finalized = False

@@ -24,6 +24,8 @@ from numba.core.typed_passes import NopythonTypeInference
 from numba.core.untyped_passes import (
     ExtractByteCode,
     FixupArgs,
+    IRProcessing,
+    ReconstructSSA,
     RewriteSemanticConstants,
     TranslateByteCode,
 )
@@ -31,19 +33,19 @@ from numba.core.untyped_passes import (
 from numstack.simt.flow import Statements, assign, blocks
 from numstack.simt.inline import Program
 from numstack.simt.nodes import PREFIX, SHUFFLES, Alloc, Barrier, WarpOp
-from numstack.simt.passes import Blocks, SingleAssignments, typing_context
+from numstack.simt.passes import steps_instead, typing_context
 from numstack.simt.tile import stack_tile
 from numstack.simt.uniform import AT_FIRST_LANE
 
 
 class _Typing(CompilerBase):
     def define_pipelines(self) -> list[PassManager]:
-        manager = PassManager("types")
+        manager, instead = PassManager("types"), steps_instead("numba.core")
         manager.add_pass(TranslateByteCode, "bytecode")
         manager.add_pass(FixupArgs, "arguments")
-        manager.add_pass(Blocks, "ir")
+        manager.add_pass(instead[IRProcessing], "ir")
         manager.add_pass(RewriteSemanticConstants, "constants")
-        manager.add_pass(SingleAssignments, "ssa")
+        manager.add_pass(instead[ReconstructSSA], "ssa")
         manager.add_pass(NopythonTypeInference, "types")
         manager.finalize()
         return [manager]
