@@ -226,6 +226,45 @@ def of_layernorm(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
     )
 
 
+def of_layernorm_of_float32_stream(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
+    """What training in bfloat16 does: a residual stream in float32, branches and what is kept for backward not."""
+    stream = random(torch, place, s.R, s.C, dtype=torch.float32)
+    dy, y, kept = (random(torch, place, s.R, s.C) for _ in range(3))
+    weight, bias = (random(torch, place, s.C, dtype=torch.float32) for _ in range(2))
+    mean, rstd, dweight, dbias = (torch.empty(n, device=place) for n in (s.R, s.R, s.C, s.C))
+    workspace = torch.empty(layernorm.workspace_size(s.R, s.C), device=place)
+    arrays = map(ours, (stream, weight, bias, y, mean, rstd))
+    run = partial(layernorm.forward, *arrays, eps=1e-5, kept_RC=ours(kept))
+
+    def forward(stream: Any, weight: Any, bias: Any) -> Any:
+        y, mean, rstd = torch.ops.aten.native_layer_norm(stream, [s.C], weight, bias, 1e-5)
+        return y.to(dy.dtype), mean, rstd, stream.to(dy.dtype)
+
+    outputs = [y, mean, rstd, kept]
+    name = "layernorm forward, float32 stream"
+    yield case(name, size(stream, *outputs), run, outputs, forward, stream, weight, bias)
+    x = stream.to(dy.dtype)
+    _, tmean, trstd = torch.native_layer_norm(x.float(), [s.C], weight, bias, 1e-5)
+    dstream = random(torch, place, s.R, s.C, dtype=torch.float32)
+    dx = dstream.clone()
+    mean.copy_(tmean.flatten())
+    rstd.copy_(trstd.flatten())
+    arrays = map(ours, (dy, x, weight, mean, rstd, dx, dweight, dbias, workspace))
+    run = partial(layernorm.backward, *arrays, accumulate_dx=True)
+
+    def backward(dstream: Any, dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
+        from_norm, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
+            dy.float(), x.float(), [s.C], mean, rstd, weight, bias, [True, True, True]
+        )
+        return dstream + from_norm, dweight, dbias
+
+    inputs = (dstream, dy, x, tmean, trstd, weight, bias)
+    peers = [("eager", backward, inputs)]
+    name, outputs = "layernorm backward into float32 stream", [dx, dweight, dbias]
+    shape, expected = f"{s.R} x {s.C}", partial(backward, *inputs)
+    yield Case(name, shape, size(dy, x, dx, dx), run, outputs, expected, peers, 1e-4)
+
+
 def of_residual(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
     x, residual = (random(torch, place, s.R, s.C) for _ in range(2))
     total, y = torch.empty_like(x), torch.empty_like(x)
@@ -517,6 +556,7 @@ FAMILIES: dict[str, Callable[[Any, Sizes, str], Iterator[Case]]] = {
     "elementwise": of_elementwise,
     "dropout": of_dropout,
     "layernorm": of_layernorm,
+    "layernorm of float32": of_layernorm_of_float32_stream,
     "residual": of_residual,
     "rmsnorm": of_rmsnorm,
     "softmax": of_softmax,

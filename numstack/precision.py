@@ -22,7 +22,7 @@ the launch that updates them; a part that stores float32 reads the weights thems
 >>> Policy.named("bf16", head="float32").head.storage
 dtype('float32')
 >>> print(Policy.named("bf16"))
-bfloat16 in embedding, attention, mlp, head; float32 in softmax, norms, reductions, optimiser
+float32 in embedding, softmax, norms, reductions, optimiser; bfloat16 in attention, mlp, head
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ NAMES = ("fp32", "bf16", "fp16")
 _FORMATS = {dtype.name: dtype for dtype in FLOATING}
 _LOW = {"fp32": float32, "bf16": bfloat16, "fp16": float16}
 # Parts whose storage follows the policy's name. Gains of norms are few and close to 1: float32 costs nothing there.
-_LOWERED = ("embedding", "attention", "mlp", "head")
+# The residual stream stays float32, as in PyTorch's autocast: in 16 bits each branch would round all those before it.
+_LOWERED = ("attention", "mlp", "head")
 # Parts whose operands are multiplied as they are stored, which is what tensor cores do. All others compute in float32.
 _PRODUCTS = ("attention", "mlp", "head")
 _SUMS = "a sum of 16 bits stops growing after some hundred terms"
@@ -190,7 +191,7 @@ class Policy:
         Parameters
         ----------
         name : {"fp32", "bf16", "fp16"}
-            What embedding, attention, mlp and head store; everything else is float32.
+            What attention, mlp and head store; everything else is float32.
         loss_scaling : LossScaling, optional
             By default ``LossScaling()`` if any part stores float16, else none.
         **parts : str or Precision
@@ -203,8 +204,8 @@ class Policy:
 
         Examples
         --------
-        >>> policy = Policy.named("fp16", embedding="float32", loss_scaling=LossScaling(initial=1024.0))
-        >>> policy.embedding.storage, policy.mlp.storage
+        >>> policy = Policy.named("fp16", head="float32", loss_scaling=LossScaling(initial=1024.0))
+        >>> policy.head.storage, policy.mlp.storage
         (dtype('float32'), dtype('float16'))
         """
         if name not in _LOW:

@@ -16,9 +16,8 @@ def test_named_policies(name, low):
     assert policy.low == low
     storage = low or float32
     for part, precision in policy:
-        lowered = part in ("embedding", "attention", "mlp", "head")
-        assert precision.storage == (storage if lowered else float32), part
         products = part in ("attention", "mlp", "head")
+        assert precision.storage == (storage if products else float32), part
         assert precision.computation == (storage if products else float32), part
     assert (policy.loss_scaling is not None) == (name == "fp16")
     assert name in NAMES
@@ -26,7 +25,7 @@ def test_named_policies(name, low):
 
 def test_parts_can_differ():
     policy = Policy.named("bf16", head="float32", norms="bfloat16", mlp=Precision(float32, float32))
-    assert [precision.storage for _, precision in policy].count(bfloat16) == 3
+    assert [precision.storage for _, precision in policy].count(bfloat16) == 2
     assert policy.head == policy.mlp == Precision(float32, float32)
     assert policy.norms == Precision(bfloat16, float32)  # stored in 16 bits, computed in float32
     assert Policy.named("fp32", mlp="float16").loss_scaling == LossScaling()
@@ -39,7 +38,7 @@ def test_parts_can_differ():
 def test_in_words_and_in_a_manifest():
     assert str(Policy.named("fp32")) == "float32 in all parts"
     assert str(Policy.named("fp16", head="float32", loss_scaling=LossScaling(initial=1024.0))) == (
-        "float16 in embedding, attention, mlp; float32 in softmax, norms, head, reductions, optimiser; "
+        "float32 in embedding, softmax, norms, head, reductions, optimiser; float16 in attention, mlp; "
         "loss scale from 1024"
     )
     table = json.loads(json.dumps(Policy.named("bf16").table()))
@@ -54,7 +53,7 @@ def test_in_words_and_in_a_manifest():
         ({"reductions": "float16"}, "reductions=float16; it is always float32: a sum of 16 bits stops growing"),
         ({"optimiser": "bfloat16"}, "optimiser=bfloat16; it is always float32: updates are thousands of times smaller"),
         ({"mlp": "float8"}, "mlp='float8'; choose one of float32, bfloat16, float16"),
-        ({"mlp": "float16"}, "mlp=float16 beside embedding=bfloat16; .* choose one 16-bit format for all parts"),
+        ({"mlp": "float16"}, "mlp=float16 beside attention=bfloat16; .* choose one 16-bit format for all parts"),
         ({"lm_head": "float32"}, "there is no part 'lm_head'; parts are embedding, attention, softmax"),
         ({"norms": Precision(bfloat16, bfloat16)}, "norms is to compute in bfloat16 what .*; it computes in float32"),
         ({"mlp": Precision(bfloat16, float32)}, "mlp is to compute in float32 what .* products take their operands as"),

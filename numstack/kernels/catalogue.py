@@ -123,6 +123,25 @@ def _rows(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
         yield from _rows_of(columns, array, dtype)
 
 
+def _norm_of_float32_stream(columns: int, array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
+    """Between a residual stream in float32 and a branch of ``dtype``."""
+    if dtype == np.float32:
+        return
+    stream, dstream = (array((R, columns), np.float32) for _ in range(2))
+    kept, y, dy = (array((R, columns), dtype) for _ in range(3))
+    weight, bias, dweight, dbias = (array((columns,), np.float32) for _ in range(4))
+    mean, rstd = array((R,), np.float32), array((R,), np.float32)
+    workspace = array((layernorm.workspace_size(R, columns),), np.float32)
+    yield from _each(
+        "layernorm.forward",
+        layernorm.FORWARD,
+        partial(layernorm.forward, stream, weight, bias, y, mean, rstd, eps=1e-5, kept_RC=kept),
+    )
+    backward = partial(layernorm.backward, dy, kept, weight, mean, rstd, dstream, dweight, dbias, workspace)
+    for add in (False, True):
+        yield from _each("layernorm.backward", layernorm.BACKWARD, partial(backward, accumulate_dx=add))
+
+
 def _rows_of(columns: int, array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
     x, y, dy, dx = (array((R, columns), dtype) for _ in range(4))
     weight, bias, dweight, dbias = (array((columns,), np.float32) for _ in range(4))
@@ -133,6 +152,7 @@ def _rows_of(columns: int, array: MakeArray, dtype: np.dtype) -> Iterator[Launch
     yield from _each("layernorm.forward", layernorm.FORWARD, forward)
     for add in (False, True):
         yield from _each("layernorm.backward", layernorm.BACKWARD, partial(backward, accumulate_dx=add))
+    yield from _norm_of_float32_stream(columns, array, dtype)
     residual = partial(layernorm_residual.forward, x, dx, weight, bias, dx, y, mean, rstd, eps=1e-5)
     yield from _each("layernorm_residual.forward", layernorm_residual.FORWARD, residual)
     forward = partial(rmsnorm.forward, x, weight, y, rstd, eps=1e-5)

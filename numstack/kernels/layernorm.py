@@ -30,7 +30,7 @@ import numpy as np
 from numba import cuda, float32
 
 from numstack.device import Array, Stream, kernel, narrow, widen
-from numstack.kernels import norm_arrays, norm_rows, norm_rows_backward
+from numstack.kernels import elementwise, norm_arrays, norm_rows, norm_rows_backward
 from numstack.kernels.launch import ceil_div, check_workspace
 from numstack.kernels.reduce_vectors import ODD
 from numstack.kernels.rows import row_of
@@ -315,21 +315,30 @@ def workspace_size(R: int, C: int) -> int:
     return 2 * max(_n_groups(R), norm_rows_backward.n_blocks(R, C)) * C
 
 
-def _forward_by_threads(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
+def _forward_by_threads(arrays: tuple[Array, ...], kept: Array | None, eps: float, stream: Stream | None) -> None:
+    _keep(arrays[0], kept, stream)
     _forward_thread_per_row[ceil_div(arrays[0].shape[0], BLOCK), BLOCK, stream](*arrays, eps)
 
 
-def _forward_by_blocks(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
+def _forward_by_blocks(arrays: tuple[Array, ...], kept: Array | None, eps: float, stream: Stream | None) -> None:
+    _keep(arrays[0], kept, stream)
     _forward_block_per_row[arrays[0].shape[0], BLOCK, stream](*arrays, eps)
 
 
-def _forward_by_warps(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
+def _forward_by_warps(arrays: tuple[Array, ...], kept: Array | None, eps: float, stream: Stream | None) -> None:
+    _keep(arrays[0], kept, stream)
     x = arrays[0]
     _forward_warp_per_row[ceil_div(x.shape[0], ROWS), (WARP, ROWS), stream](*arrays, eps, flops=8 * x.size)
 
 
-def _forward_by_registers(arrays: tuple[Array, ...], eps: float, stream: Stream | None) -> None:
-    norm_rows.launch(arrays, eps, True, stream)
+def _forward_by_registers(arrays: tuple[Array, ...], kept: Array | None, eps: float, stream: Stream | None) -> None:
+    norm_rows.launch(arrays, eps, True, stream, kept=kept)
+
+
+def _keep(x: Array, kept: Array | None, stream: Stream | None) -> None:
+    """A copy of x by a launch of its own, before y, which may be x."""
+    if kept is not None:
+        elementwise.cast(x, kept, stream=stream)
 
 
 def _backward_by_threads(
@@ -410,6 +419,7 @@ def forward(
     rstd_R: Array | None = None,
     *,
     eps: float,
+    kept_RC: Array | None = None,
     variant: str | None = None,
     stream: Stream | None = None,
 ) -> None:
@@ -424,6 +434,8 @@ def forward(
         None where there will be no gradient.
     eps : float
         Added to the variance; units of x squared.
+    kept_RC : array, shape (R, C), floating, C-contiguous, optional
+        Gets x, in another format: what :func:`backward` reads of a residual stream in float32 may have 16 bits.
     variant : str, optional
         A name of ``FORWARD``.
 
@@ -437,10 +449,11 @@ def forward(
     Workspace: none. Deterministic: yes.
     """
     statistics = norm_arrays.given("layernorm", mean_R=mean_R, rstd_R=rstd_R)
-    norm_arrays.check("layernorm", {"x_RC": x_RC, "y_RC": y_RC}, {"weight_C": weight_C, "bias_C": bias_C}, statistics)
+    rows = {"x_RC": x_RC, "y_RC": y_RC} | ({} if kept_RC is None else {"kept_RC": kept_RC})
+    norm_arrays.check("layernorm", rows, {"weight_C": weight_C, "bias_C": bias_C}, statistics)
     mean, rstd = statistics.values() or [norm_arrays.nothing(x_RC)] * 2
-    chosen = FORWARD.pick(variant, row_of(x_RC.shape[1], x_RC, weight_C, bias_C, y_RC))
-    chosen.launch((x_RC, weight_C, bias_C, y_RC, mean, rstd), float(eps), stream)
+    chosen = FORWARD.pick(variant, row_of(x_RC.shape[1], weight_C, bias_C, *rows.values()))
+    chosen.launch((x_RC, weight_C, bias_C, y_RC, mean, rstd), kept_RC, float(eps), stream)
 
 
 def backward(
@@ -464,7 +477,7 @@ def backward(
     Parameters
     ----------
     dy_RC, x_RC, dx_RC : array, shape (R, C), floating, C-contiguous
-        dx may be dy.
+        dx may be dy. Fastest: dy and x of one dtype, dx of that or float32.
     weight_C : array, shape (C,), floating
     mean_R, rstd_R : array, shape (R,), float32
         What the forward pass kept.
@@ -496,5 +509,5 @@ def backward(
     R, C = x_RC.shape
     check_workspace("layernorm", workspace, workspace_size(R, C))
     arrays = (dy_RC, x_RC, weight_C, mean_R, rstd_R, dx_RC, dweight_C, dbias_C)
-    chosen = BACKWARD.pick(variant, row_of(C, dy_RC, x_RC, weight_C, dx_RC, workspace))
+    chosen = BACKWARD.pick(variant, row_of(C, dy_RC, x_RC, weight_C, workspace), dx_RC)
     chosen.launch(arrays, workspace, accumulate, accumulate_dx, stream)

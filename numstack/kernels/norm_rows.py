@@ -88,14 +88,23 @@ def places_of(columns: int, centred: bool, is_sum: bool) -> Places:
 
 
 def launch(
-    arrays: tuple[Array, ...], eps: float, centred: bool, stream: Stream | None, of_sum: tuple[Array, ...] = ()
+    arrays: tuple[Array, ...],
+    eps: float,
+    centred: bool,
+    stream: Stream | None,
+    *,
+    of_sum: tuple[Array, ...] = (),
+    kept: Array | None = None,
 ) -> None:
-    """Launch ``forward`` on (x, weight, bias, y, mean, rstd), or on x + residual if ``of_sum`` is (residual, sum)."""
+    """Launch ``forward`` on (x, weight, bias, y, mean, rstd), or on x + residual if ``of_sum`` is (residual, sum).
+
+    ``kept`` is for a copy of x.
+    """
     x, weight, bias, y, mean, rstd = arrays
     R, C = x.shape
     places = places_of(C, centred, bool(of_sum))
-    residual, total = of_sum or (x, y)
-    row_in_registers = forward(places, centred, from_dtype(total.dtype) if of_sum else None)
+    residual, total = of_sum or (x, y if kept is None else kept)
+    row_in_registers = forward(places, centred, from_dtype(total.dtype) if of_sum else None, kept is not None)
     row_in_registers[ceil_div(R, places.rows * places.batch), (places.threads, places.rows), stream](
         flat(x), flat(residual), weight, bias, flat(total), flat(y), mean, rstd, R, eps, 1 / C,
         flops=(9 if of_sum else 8) * R * C,
@@ -260,11 +269,12 @@ def _functions(places: Places, centred: bool) -> _Functions:
 
 
 @functools.cache
-def forward(places: Places, centred: bool, storage: Any) -> Kernel:
+def forward(places: Places, centred: bool, storage: Any, keeps: bool = False) -> Kernel:
     """y, 1/deviation and, if ``centred``, mean of x.
 
-    With ``storage``, a numba type: of x + residual as it is stored in an array of that type, ``total_N``.
-    Without, nothing looks at residual and total. Nor does it at statistics that have no elements.
+    With ``storage``, a numba type: of x + residual as it is stored in an array of that type, ``total_N``. If it
+    ``keeps``, x is stored there. Otherwise nothing looks at residual and total. Nor does it at statistics that have no
+    elements.
     """
     width = places.width
     n_x = places.batch * width * places.pieces
@@ -305,6 +315,7 @@ def forward(places: Places, centred: bool, storage: Any) -> Kernel:
             for i in range(n_x):
                 x[i] += other[i]
             rounded(x, total_N)
+        if is_sum or keeps:
             store(total_N, row, start, R, C, x)
         normalise(x, row, start, R, C, weight_C, bias_C, weight, bias, y_N, mean_R, rstd_R, eps, inverse_C)
 

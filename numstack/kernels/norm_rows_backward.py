@@ -11,6 +11,9 @@ over after 59 to 73 us, now 65 to 69). Short blocks for those that are done firs
 what is read leaves first cost 4%; statistics that lanes fetch for 32 rows at once, and shuffles hand out, made rows of
 1600 faster by 2% and those of 1024 slower by 3%; a vector a thread, for fewer idle lanes, took 4% longer at 1600.
 
+dx may be float32 where dy and x have 16 bits: a residual stream is, and then what it held passes through shared memory
+as float32 beside them.
+
 A second kernel adds what the blocks leave. From Hopper on its blocks start while the last of the first kernel's end.
 """
 
@@ -21,7 +24,7 @@ from numba import cuda, float32, from_dtype, int32, int64, uint32, uint64
 
 from numstack.device import Array, Kernel, Stream, current_device, kernel, narrow, ptx, widen
 from numstack.device.ptx.sync import make_numbered_barrier
-from numstack.kernels.launch import ceil_div, flat
+from numstack.kernels.launch import are_aligned, ceil_div, flat
 from numstack.kernels.norm_rows import MOST_THREADS, layout_of, supports
 from numstack.kernels.reduce_vectors import ODD
 from numstack.kernels.rows import VECTOR, Layout, Row, row_functions
@@ -31,23 +34,41 @@ MOST_THREADS_16_BIT = {1: 512, 2: 512, 3: 384}  # of a block, by vectors of a th
 MOST_THREADS_OF_THREE = 256  # where a thread has three vectors of rows that several warps share, which takes a few more
 MOST_THREADS_32_BIT = 256  # rows of float32 take some more registers
 STAGES = 3  # rows of a thread that are on their way or in use
-BOTH, ALSO_OLD = 2, 3  # rows that are fetched: dy and x, and what dx holds if it is added to
 
 
-def supports_backward(row: Row) -> bool:
-    """Whether the backward pass can take rows like this, all of one dtype, and shared memory hold them."""
-    return supports(row) and row.itemsize > 0 and _most_rows(row.columns, ALSO_OLD, row.itemsize) > 0
+class Fetched(NamedTuple):
+    """What is fetched of a row: dy and x, and what dx holds if it is added to.
+
+    Attributes
+    ----------
+    itemsize : int
+        Of dy and x.
+    old : int
+        Of dx if it is added to, else 0.
+    """
+
+    itemsize: int
+    old: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of an element of all of them."""
+        return 2 * self.itemsize + self.old
 
 
-def _most_rows(columns: int, n_arrays: int, itemsize: int) -> int:
+def supports_backward(row: Row, dx: Array) -> bool:
+    """Whether the backward pass can take such dy and x, of one dtype, and dx, and shared memory hold their rows."""
+    is_known = row.itemsize > 0 and dx.itemsize in (row.itemsize, 4) and are_aligned(dx)
+    return is_known and supports(row) and _most_rows(row.columns, Fetched(row.itemsize, dx.itemsize)) > 0
+
+
+def _most_rows(columns: int, fetched: Fetched) -> int:
     """Rows of a block of the backward pass whose threads, and two stages in shared memory, there is room for."""
     threads, vectors, _ = layout_of(columns, MOST_THREADS)
-    most_threads = MOST_THREADS_16_BIT[vectors] if itemsize == 2 else MOST_THREADS_32_BIT
+    most_threads = MOST_THREADS_16_BIT[vectors] if fetched.itemsize == 2 else MOST_THREADS_32_BIT
     if vectors == 3 and threads > WARP:
         most_threads = MOST_THREADS_OF_THREE
-    return min(
-        most_threads // threads, _shared_bytes() // (2 * stage_bytes(Layout(threads, vectors, 1), n_arrays, itemsize))
-    )
+    return min(most_threads // threads, _shared_bytes() // (2 * stage_bytes(Layout(threads, vectors, 1), fetched)))
 
 
 def _shared_bytes() -> int:
@@ -73,27 +94,24 @@ class Plan(NamedTuple):
     blocks: int
 
 
-def plan_backward(n_rows: int, columns: int, n_arrays: int = BOTH, itemsize: int = 2) -> Plan:
-    """A grid for rows of a floating dtype of ``itemsize`` bytes, of which ``n_arrays`` are fetched."""
+def plan_backward(n_rows: int, columns: int, fetched: Fetched) -> Plan:
+    """A grid for rows of which this is fetched."""
     threads, vectors, _ = layout_of(columns, MOST_THREADS)
-    layout = Layout(threads, vectors, max(1, _most_rows(columns, n_arrays, itemsize)))
-    stages = min(STAGES, _shared_bytes() // stage_bytes(layout, n_arrays, itemsize))
+    layout = Layout(threads, vectors, max(1, _most_rows(columns, fetched)))
+    stages = min(STAGES, _shared_bytes() // stage_bytes(layout, fetched))
     blocks = max(1, min(current_device().properties.multiprocessors, ceil_div(n_rows, layout.rows)))
     return Plan(layout, stages, blocks)
 
 
-def stage_bytes(layout: Layout, n_arrays: int, itemsize: int) -> int:
+def stage_bytes(layout: Layout, fetched: Fetched) -> int:
     """Shared memory of a block for one stage."""
-    return layout.rows * n_arrays * layout.vectors * layout.threads * VECTOR * itemsize
+    return layout.rows * layout.vectors * layout.threads * VECTOR * fetched.nbytes
 
 
 def n_blocks(n_rows: int, columns: int) -> int:
-    """The most blocks of the backward pass, of any dtype: as many rows of partial sums does it leave."""
-    return max(
-        plan_backward(n_rows, columns, n_arrays, itemsize).blocks
-        for n_arrays in (BOTH, ALSO_OLD)
-        for itemsize in (2, 4)
-    )
+    """The most blocks of the backward pass, of any dtypes: as many rows of partial sums does it leave."""
+    kinds = (Fetched(2, 0), Fetched(2, 2), Fetched(2, 4), Fetched(4, 0), Fetched(4, 4))
+    return max(plan_backward(n_rows, columns, fetched).blocks for fetched in kinds)
 
 
 def launch(
@@ -113,12 +131,13 @@ def launch(
     device = current_device()
     centred = len(sums) == 2
     starts_early = device.properties.compute_capability >= (9, 0)
-    n_arrays = ALSO_OLD if accumulate_dx else BOTH
-    layout, stages, blocks = plan_backward(R, C, n_arrays, x.itemsize)
+    fetched = Fetched(x.itemsize, dx.itemsize if accumulate_dx else 0)
+    layout, stages, blocks = plan_backward(R, C, fetched)
     is_full = layout.threads == WARP and layout.vectors * VECTOR * WARP == C
     if R > 0:  # nothing lies where arrays without elements are, so nothing is fetched from there
-        staged_rows = backward(layout, stages, is_full, centred, accumulate_dx, from_dtype(x.dtype), starts_early)
-        shared_bytes = stages * stage_bytes(layout, n_arrays, x.itemsize)
+        types = from_dtype(x.dtype), from_dtype(dx.dtype)
+        staged_rows = backward(layout, stages, is_full, centred, accumulate_dx, *types, starts_early)
+        shared_bytes = stages * stage_bytes(layout, fetched)
         staged_rows[blocks, layout.block, stream, shared_bytes](
             flat(dy), flat(x), weight, mean, rstd, flat(dx), workspace, 1 / C, flops=16 * R * C
         )
@@ -171,24 +190,31 @@ def _sums_of_row(threads: int, centred: bool) -> Any:
 
 @functools.cache
 def backward(
-    layout: Layout, stages: int, is_full: bool, centred: bool, accumulate: bool, storage: Any, starts_early: bool
+    layout: Layout,
+    stages: int,
+    is_full: bool,
+    centred: bool,
+    accumulate: bool,
+    storage: Any,
+    dx_storage: Any,
+    starts_early: bool,
 ) -> Kernel:
     """dx, and each block's sums over its rows: dweight, and if ``centred`` dbias, in ``partial_N``, shape (2, G, C).
 
-    ``storage`` is the numba type of what dy, x and dx hold; ``is_full``: a warp has a row and no
-    place past its end; ``accumulate``: dx is added to; ``starts_early``: the next kernel does.
+    ``storage`` is the numba type of what dy and x hold, ``dx_storage`` of what dx does: the same, or float32;
+    ``is_full``: a warp has a row and no place past its end; ``accumulate``: dx is added to; ``starts_early``: the next
+    kernel does.
     """
     threads, vectors, rows = layout
     elements = VECTOR * vectors
     centred_elements = elements if centred else 1
     n_sums = 2 if centred else 1
-    n_arrays = ALSO_OLD if accumulate else BOTH
+    is_wider = dx_storage.bitwidth > storage.bitwidth
     across = VECTOR * threads  # elements from one vector of a thread to its next
     of_row = elements * threads
-    of_stage = rows * n_arrays * of_row
+    of_fetched = (2 + (dx_storage.bitwidth // storage.bitwidth if accumulate else 0)) * of_row  # in elements of storage
+    of_stage = rows * of_fetched
     of_all = stages * of_stage
-    per_copy = 128 // storage.bitwidth
-    copies = VECTOR // per_copy
     halves = 2 * vectors
     of_sums = (2 * WARP, 2)
     sums_of_row = _sums_of_row(threads, centred)
@@ -206,19 +232,38 @@ def backward(
 
     is_there = is_always_there if is_full else is_in_row
 
-    @cuda.jit(device=True)
-    def fetch(staged, to, x_N, start, nbytes, is_row):
-        for v in range(vectors):
-            n = nbytes[v] if is_row else int32(0)  # of what is not there, zeros are fetched
-            for k in range(copies):
-                ptx.cp_async_16(staged, to + v * across + k * per_copy, x_N, start + v * across + k * per_copy, n)
+    def make_fetch(bits):
+        per_copy = 128 // bits
+        copies = VECTOR // per_copy
+
+        @cuda.jit(device=True)
+        def fetch(staged, to, x_N, start, nbytes, is_row):
+            for v in range(vectors):
+                n = nbytes[v] if is_row else int32(0)  # of what is not there, zeros are fetched
+                for k in range(copies):
+                    ptx.cp_async_16(staged, to + v * across + k * per_copy, x_N, start + v * across + k * per_copy, n)
+
+        return fetch
+
+    fetch, fetch_old = make_fetch(storage.bitwidth), make_fetch(dx_storage.bitwidth)
 
     @cuda.jit(device=True)
-    def fetch_row(staged, to, dy_N, x_N, dx_N, start, nbytes, is_row):
+    def behind_x(at):
+        return at + uint32(2 * of_row)
+
+    @cuda.jit(device=True)
+    def behind_x_of_half_the_size(at):
+        # ``at`` counts 16 bits up to the row and a vector a thread; of both, half as many are twice as wide.
+        return (at >> uint32(1)) + uint32(of_row + VECTOR // 2 * cuda.threadIdx.x)
+
+    place_of_old = behind_x_of_half_the_size if is_wider else behind_x
+
+    @cuda.jit(device=True)
+    def fetch_row(staged, old, to, dy_N, x_N, dx_N, start, nbytes, is_row):
         fetch(staged, to, dy_N, start, nbytes, is_row)
         fetch(staged, to + of_row, x_N, start, nbytes, is_row)
         if accumulate:
-            fetch(staged, to + 2 * of_row, dx_N, start, nbytes, is_row)
+            fetch_old(old, place_of_old(uint32(to)), dx_N, start, nbytes, is_row)
         ptx.cp_async_commit_group()
 
     @cuda.jit(device=True)
@@ -236,6 +281,7 @@ def backward(
         nbytes = cuda.local.array(vectors, int32)  # that are fetched of a vector: none past the row's end
         shared = cuda.shared.array(of_sums, float32)
         staged = cuda.shared.array(0, storage)
+        old = cuda.shared.array(0, dx_storage)  # the same memory
         if starts_early:
             ptx.let_next_kernel_start()
         C = of_row if is_full else weight_C.size
@@ -246,12 +292,12 @@ def backward(
         further = step * C
         start = row * C + VECTOR * cuda.threadIdx.x
         ahead = start
-        place = cuda.threadIdx.y * n_arrays * of_row + VECTOR * cuda.threadIdx.x
+        place = cuda.threadIdx.y * of_fetched + VECTOR * cuda.threadIdx.x
         for v in range(vectors):
             nbytes[v] = int32(16) if is_there(v, C) else int32(0)
         for stage in range(stages - 1):
             is_row = row + stage * step < R
-            fetch_row(staged, place + stage * of_stage, dy_N, x_N, dx_N, ahead, nbytes, is_row)
+            fetch_row(staged, old, place + stage * of_stage, dy_N, x_N, dx_N, ahead, nbytes, is_row)
             ahead += further
         load(weight_C, 0, C, weight, 0, float32(0))
         for i in range(elements):
@@ -270,7 +316,7 @@ def backward(
         turn = uint32(0)
         while row0 < R:
             is_row = row + (stages - 1) * step < R
-            fetch_row(staged, filled, dy_N, x_N, dx_N, ahead, nbytes, is_row)
+            fetch_row(staged, old, filled, dy_N, x_N, dx_N, ahead, nbytes, is_row)
             next_mean = float32(0)
             next_rstd = float32(0)
             if row + step < R:
@@ -304,7 +350,7 @@ def backward(
                 g[i] = g[i] * rstd + (normal[i] * slope + shift)
             if row < R:
                 if accumulate:
-                    take(staged, taken + uint32(2 * of_row), normal)
+                    take(old, place_of_old(taken), normal)
                     for i in range(elements):
                         g[i] += normal[i]
                 for v in range(vectors):

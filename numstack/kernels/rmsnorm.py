@@ -242,7 +242,7 @@ def backward(
     Parameters
     ----------
     dy_RC, x_RC, dx_RC : array, shape (R, C), floating, C-contiguous
-        dx may be dy.
+        dx may be dy. Fastest: dy and x of one dtype, dx of that or float32.
     weight_C : array, shape (C,), floating
     rstd_R : array, shape (R,), float32
         What the forward pass kept.
@@ -273,6 +273,6 @@ def backward(
     )
     R, C = x_RC.shape
     check_workspace("rmsnorm", workspace, workspace_size(R, C))
-    chosen = BACKWARD.pick(variant, row_of(C, dy_RC, x_RC, weight_C, dx_RC, workspace))
+    chosen = BACKWARD.pick(variant, row_of(C, dy_RC, x_RC, weight_C, workspace), dx_RC)
     arrays = (dy_RC, x_RC, weight_C, rstd_R, dx_RC, dweight_C)
     chosen.launch(arrays, workspace, bool(accumulate), bool(accumulate_dx), stream)

@@ -93,7 +93,7 @@ def linear_residual(
     y = _end_of_branch(x_RK, weight, bias, residual, dropout)
 
     def backward(node: Node) -> None:
-        dy_RN = _gradient_of_branch(node, n_out, dropout)
+        dy_RN = _gradient_of_branch(node, n_out, x_RK.dtype, dropout)
         _parameters_backward(node, 1, x_RK, dy_RN, "NN")
         _input_backward(node, 0, dy_RN, weight_array, "NN")
         node.give(3, node.gradient)  # last: from here on the residual stream adds into it
@@ -141,7 +141,7 @@ def mlp(
     y = _end_of_branch(hidden_RH, weight_out, bias_out, residual, dropout)
 
     def backward(node: Node) -> None:
-        dy_RN = _gradient_of_branch(node, n_out, dropout)
+        dy_RN = _gradient_of_branch(node, n_out, x_RK.dtype, dropout)
         _parameters_backward(node, 3, hidden_RH, dy_RN, "NN")
         dbefore_RH = memory.empty(before_RH.shape, before_RH.dtype, scope="backward")
         sums: dict[str, Any] = {}
@@ -200,14 +200,17 @@ def _end_of_branch(x_RK: Array, weight: Tensor, bias: Tensor, residual: Tensor, 
     return y
 
 
-def _gradient_of_branch(node: Node, n_out: int, dropout: Dropout | None) -> Any:
-    """The gradient of x W + b in a branch that ends in the node's result; not to be overwritten."""
+def _gradient_of_branch(node: Node, n_out: int, dtype: Any, dropout: Dropout | None) -> Any:
+    """The gradient of x W + b in a branch that ends in the node's result, in the branch's format; not to be changed."""
     dy_RN = node.gradient.reshape(-1, n_out)
-    if dropout is None:
+    if dropout is None and dy_RN.dtype == dtype:
         return dy_RN
-    dropped_RN = memory.empty(dy_RN.shape, dy_RN.dtype, scope="workspace")
-    dropout_kernels.backward(dy_RN, dropped_RN, p=dropout.p, seed=dropout.seed, offset=0)
-    return dropped_RN
+    of_branch_RN = memory.empty(dy_RN.shape, dtype, scope="workspace")
+    if dropout is None:
+        elementwise.cast(dy_RN, of_branch_RN)
+    else:
+        dropout_kernels.backward(dy_RN, of_branch_RN, p=dropout.p, seed=dropout.seed, offset=0)
+    return of_branch_RN
 
 
 def _parameters_backward(node: Node, index: int, x_RK: Array, dy_RN: Array, layout: str) -> None:

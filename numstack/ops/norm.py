@@ -36,7 +36,8 @@ def layernorm(
 
     Notes
     -----
-    The gradient of x is added to what x already has, so a residual stream is read and written once.
+    The gradient of x is added to what x already has, so a residual stream is read and written once. What that gradient
+    needs of x is kept in the result's format: of a residual stream in float32, half its size, until backward.
     """
     n_columns = x.shape[-1]
     for name, parameter in (("weight", weight), ("bias", bias)):
@@ -48,10 +49,13 @@ def layernorm(
     shape_RC = (n_rows, n_columns)
     x_RC, weight_C = x.array.reshape(shape_RC), weight.array
     y = memory.empty(x.shape, x_RC.dtype if out is None else storage(out), scope="forward")
-    mean_R = rstd_R = None
+    mean_R = rstd_R = copy_RC = None
     if is_recorded(x, weight, bias):
         mean_R, rstd_R = (memory.empty((n_rows,), np.float32, scope="forward") for _ in range(2))
-    kernels.forward(x_RC, weight_C, bias.array, y.reshape(shape_RC), mean_R, rstd_R, eps=eps)
+        if y.dtype != x_RC.dtype:
+            copy_RC = memory.empty(shape_RC, y.dtype, scope="forward")
+    kernels.forward(x_RC, weight_C, bias.array, y.reshape(shape_RC), mean_R, rstd_R, eps=eps, kept_RC=copy_RC)
+    kept_RC = x_RC if copy_RC is None else copy_RC  # and nothing else of x by backward
 
     def backward(node: Node) -> None:
         assert mean_R is not None and rstd_R is not None  # of what is recorded they are kept
@@ -60,7 +64,7 @@ def layernorm(
         workspace = memory.empty((kernels.workspace_size(n_rows, n_columns),), np.float32, scope="workspace")
         kernels.backward(
             node.gradient.reshape(shape_RC),
-            x_RC,
+            kept_RC,
             weight_C,
             mean_R,
             rstd_R,

@@ -105,7 +105,7 @@ def test_more_rows_than_the_largest_grid_takes_at_once():
 
 def test_more_rows_than_a_warp_keeps_statistics_of():
     """Each lane has those of one row; after 32 turns the block fetches the next."""
-    plan = norm_rows_backward.plan_backward(1 << 20, 8, itemsize=4)
+    plan = norm_rows_backward.plan_backward(1 << 20, 8, norm_rows_backward.Fetched(4, 0))
     x, weight, _, dy = inputs(32 * plan.blocks * plan.layout.rows + 5, 8)
     got = backward(dy, x, weight, variant="staged_rows")
     expected = layernorm.reference_backward(dy, x, weight, EPS)
@@ -168,6 +168,52 @@ def test_sixteen_bits(dtype, variants):
     layernorm.backward(*arrays, *out, workspace, variant=variants[1])
     for a, b in zip(out, layernorm.reference_backward(dy, x, weight, EPS), strict=True):
         assert_close(to_host(a, dtype), b, dtype=str(dtype))
+
+
+@pytest.mark.parametrize("variant", layernorm.FORWARD.runnable())
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16)], ids=str)
+def test_forward_of_a_float32_stream_keeps_it_in_sixteen_bits(dtype, variant):
+    """y is of x as it is; what is kept for backward is x rounded to nearest."""
+    stored = np.uint16 if dtype == BFLOAT16 else dtype
+    for what, shape in shapes(variant).items():
+        x, weight, bias, _ = inputs(*shape)
+        kept = to_device(poisoned(shape, stored))
+        y, mean, rstd = forward(x, weight, bias, y_dtype=stored, kept_RC=kept, variant=variant)
+        expected = layernorm.reference(x, weight, bias, EPS)
+        assert_close(y.view(dtype), expected[0], dtype=str(dtype), what=f"y of {what}")
+        assert_close(mean, expected[1], what=f"mean of {what}")
+        assert_close(rstd, expected[2], what=f"rstd of {what}")
+        np.testing.assert_array_equal(to_host(kept, dtype), x.astype(dtype), err_msg=f"kept of {what}")
+
+
+@pytest.mark.parametrize("variant", layernorm.FORWARD.runnable())
+def test_what_is_kept_is_x_where_y_takes_its_place(variant):
+    x, weight, bias, _ = inputs(5, 40)
+    array, kept = to_device(x), to_device(poisoned(x.shape))
+    layernorm.forward(array, to_device(weight), to_device(bias), array, eps=EPS, kept_RC=kept, variant=variant)
+    assert_close(to_host(array), layernorm.reference(x, weight, bias, EPS)[0])
+    np.testing.assert_array_equal(to_host(kept), x)
+
+
+@pytest.mark.parametrize("adds", [False, True], ids=["sets", "adds"])
+@pytest.mark.parametrize("variant", layernorm.BACKWARD.runnable())
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16)], ids=str)
+def test_backward_into_a_float32_stream(dtype, variant, adds):
+    """dy and x have 16 bits, dx does not; as exact as float32, but for the rounding of the inputs that both share."""
+    for what, (R, C) in shapes(variant).items():
+        x, weight, _, dy = inputs(R, C)
+        x, dy = x.astype(dtype), dy.astype(dtype)
+        _, mean, rstd = layernorm.reference(x, weight, weight, EPS)
+        stream = np.random.default_rng(R).standard_normal((R, C), np.float32)
+        dx = to_device(stream if adds else poisoned((R, C)))
+        dweight, dbias = (to_device(poisoned(C)) for _ in range(2))
+        workspace = to_device(poisoned(layernorm.workspace_size(R, C)))
+        arrays = [to_device(a) for a in (dy, x, weight, mean.astype(np.float32), rstd.astype(np.float32))]
+        layernorm.backward(*arrays, dx, dweight, dbias, workspace, accumulate_dx=adds, variant=variant)
+        expected = layernorm.reference_backward(dy, x, weight, EPS)
+        assert_close(to_host(dx), expected[0] + stream if adds else expected[0], atol=1e-5, what=f"dx of {what}")
+        assert_close(to_host(dweight), expected[1], atol=2e-5, what=f"dweight of {what}")
+        assert_close(to_host(dbias), expected[2], atol=2e-5, what=f"dbias of {what}")
 
 
 def test_torch():
@@ -236,6 +282,12 @@ def test_bad_arguments():
         layernorm.forward(to_device(x)[:, ::2], weight[:4], bias[:4], x[:, :4].copy(), mean, mean, eps=EPS)
     with pytest.raises(ShapeError, match="layernorm: rstd_R is given, mean_R is None; give both, or neither"):
         layernorm.forward(x, weight, bias, x, rstd_R=np.empty(4, np.float32), eps=EPS)
+    with pytest.raises(ShapeError, match=r"layernorm: kept_RC has shape \(4, 7\); expected \(4, 8\)"):
+        forward(x, weight, bias, kept_RC=np.empty((4, 7), np.float16))
+    with pytest.raises(ConfigError, match=r"'staged_rows' does not support .*float16 of shape \(4, 8\)"):
+        dy, x_RC, mean, *sums = (to_device(a) for a in (x, x, x[:, 0].copy(), weight, bias))
+        dx, workspace = to_device(poisoned((4, 8), np.float16)), to_device(poisoned(layernorm.workspace_size(4, 8)))
+        layernorm.backward(dy, x_RC, sums[0], mean, mean, dx, *sums, workspace, variant="staged_rows")
     with pytest.raises(ShapeError, match=r"layernorm: mean_R has shape \(3,\); expected \(4,\)"):
         layernorm.forward(x, weight, bias, x, *np.empty((2, 3), np.float32), eps=EPS)
     with pytest.raises(ShapeError, match=f"workspace has shape .* at least {layernorm.workspace_size(4, 8)} elements"):

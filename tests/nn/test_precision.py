@@ -87,8 +87,8 @@ def test_training_follows_float32(losses_fp32, name, dtype):
 
 
 def test_parts_in_different_formats(losses_fp32):
-    """A float32 stream between 16-bit attention and a float32 MLP, under 16-bit norms and head."""
-    policy = Policy.named("bf16", embedding="float32", mlp="float32", norms="bfloat16")
+    """A 16-bit stream between 16-bit attention and a float32 MLP, under 16-bit norms and head."""
+    policy = Policy.named("bf16", embedding="bfloat16", mlp="float32", norms="bfloat16")
     losses, model, _ = train(policy, n_steps=5)
     np.testing.assert_allclose(losses, losses_fp32[:5], rtol=0.02)
     with no_grad():

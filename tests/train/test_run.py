@@ -144,7 +144,8 @@ def test_precision_is_said_recorded_and_resumed(train: Train, capsys: pytest.Cap
     """Checkpoints of a run in float16 hold float32 and the loss scale; it goes on with the same bits, or in another."""
     folder = train("run", "--precision", "fp16", "--checkpoint-every", "10")
     output = capsys.readouterr().out
-    assert "precision: float16 in embedding, attention, mlp, head; float32 in softmax, norms" in output
+    words = "float32 in embedding, softmax, norms, reductions, optimiser; float16 in attention, mlp, head"
+    assert f"precision: {words}" in output
     assert "nats/char, loss scale 65536, 0 steps skipped so far" in output
     row = metrics.read(folder / "metrics.jsonl")[-1]
     assert (row["loss_scale"], row["n_skipped_steps"]) == (65536.0, 0)
