@@ -90,9 +90,9 @@ def run_peer(options: argparse.Namespace) -> dict[str, Any] | None:
     return torch_gpt2(given)
 
 
-def torch_gpt2(given: dict[str, Any]) -> dict[str, Any]:
+def torch_gpt2(given: dict[str, Any], *flags: str) -> dict[str, Any]:
     """Run the peer with these options in a process of its own; what its last line says."""
-    command = [sys.executable, "-m", "benchmarks.peers.torch_gpt2"]
+    command = [sys.executable, "-m", "benchmarks.peers.torch_gpt2", *flags]
     command += [word for name, value in given.items() for word in ("--" + name.replace("_", "-"), str(value))]
     root = Path(__file__).resolve().parent.parent
     run = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=True)

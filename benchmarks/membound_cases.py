@@ -502,6 +502,16 @@ def of_reduce(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
         return dy.sum(0, dtype=torch.float32)
 
     yield case("bias gradient", size(dy), run, [sums], bias_gradient, dy, tolerance=1e-4)
+    del dy
+    dy = random(torch, place, s.R, s.C, dtype=torch.float32)
+    sums, copy = torch.empty(s.C, device=place), random(torch, place, s.R, s.C)
+    run = partial(reduce.sum_rows, ours(dy), ours(sums), ours(workspace), copy_RC=ours(copy))
+
+    def bias_gradient_and_cast(dy: Any) -> Any:
+        return dy.sum(0), dy.to(copy.dtype)
+
+    name = "bias gradient and cast to bfloat16"
+    yield case(name, size(dy, copy), run, [sums, copy], bias_gradient_and_cast, dy, tolerance=1e-4)
 
 
 def of_embedding(torch: Any, s: Sizes, place: str) -> Iterator[Case]:

@@ -13,8 +13,9 @@ reductions  loss, norms, gradients summed over tokens                     sums
 optimiser   the weights it changes, their gradients, both moments         AdamW's update
 =========== ============================================================= ==========================================
 
-Gradients of activations are stored like the activations. **Sums are float32 in every part**: a product of two 16-bit
-numbers is exact in float32, so what 16 bits cost is one rounding when a result is stored.
+Gradients of activations are stored like the activations. A layer norm from one format to another, as from the residual
+stream into a branch, keeps its input for backward in the second. **Sums are float32 in every part**: a product of two
+16-bit numbers is exact in float32, so what 16 bits cost is one rounding when a result is stored.
 
 The optimiser's float32 weights are what a checkpoint holds. A part that stores 16 bits reads copies of them, rounded in
 the launch that updates them; a part that stores float32 reads the weights themselves.

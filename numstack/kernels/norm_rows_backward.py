@@ -7,9 +7,11 @@ will take itself, and needs nobody's leave to take it.
 
 Blocks take rows in turns, so that at any time all are at neighbouring rows: with a stretch of rows for each, some came
 to be a tenth slower than the mean, perhaps since they met on the same channels of the memory (H200, 65536 x 768: rows
-over after 59 to 73 us, now 65 to 69). Short blocks for those that are done first helped less; a cache policy by which
-what is read leaves first cost 4%; statistics that lanes fetch for 32 rows at once, and shuffles hand out, made rows of
-1600 faster by 2% and those of 1024 slower by 3%; a vector a thread, for fewer idle lanes, took 4% longer at 1600.
+over after 59 to 73 us, now 65 to 69). They ask for some 40 KiB at once, whatever the dtypes: with twice as much, where
+dx is float32 and added to, rows of 768 took 8% longer, of 1024 9%, of 1600 5%; with half, 10%. More stages did nothing.
+Short blocks for those that are done first helped less; a cache policy by which what is read leaves first cost 4%;
+statistics that lanes fetch for 32 rows at once, and shuffles hand out, made rows of 1600 faster by 2% and those of 1024
+slower by 3%; a vector a thread, for fewer idle lanes, took 4% longer at 1600.
 
 dx may be float32 where dy and x have 16 bits: a residual stream is, and then what it held passes through shared memory
 as float32 beside them.
@@ -34,6 +36,7 @@ MOST_THREADS_16_BIT = {1: 512, 2: 512, 3: 384}  # of a block, by vectors of a th
 MOST_THREADS_OF_THREE = 256  # where a thread has three vectors of rows that several warps share, which takes a few more
 MOST_THREADS_32_BIT = 256  # rows of float32 take some more registers
 STAGES = 3  # rows of a thread that are on their way or in use
+BYTES_AT_ONCE = 40 << 10  # that a block asks for at once, about
 
 
 class Fetched(NamedTuple):
@@ -68,7 +71,11 @@ def _most_rows(columns: int, fetched: Fetched) -> int:
     most_threads = MOST_THREADS_16_BIT[vectors] if fetched.itemsize == 2 else MOST_THREADS_32_BIT
     if vectors == 3 and threads > WARP:
         most_threads = MOST_THREADS_OF_THREE
-    return min(most_threads // threads, _shared_bytes() // (2 * stage_bytes(Layout(threads, vectors, 1), fetched)))
+    return min(
+        most_threads // threads,
+        max(1, BYTES_AT_ONCE // (columns * fetched.nbytes)),
+        _shared_bytes() // (2 * stage_bytes(Layout(threads, vectors, 1), fetched)),
+    )
 
 
 def _shared_bytes() -> int:

@@ -34,6 +34,7 @@ from numba import cuda, float32, from_dtype, int32
 
 from numstack.device import Array, Kernel, Stream, current_device, kernel, narrow, widen
 from numstack.errors import ShapeError
+from numstack.kernels import elementwise
 from numstack.kernels.launch import (
     are_aligned,
     ceil_div,
@@ -425,25 +426,40 @@ def clip_scale(norm_1: Array, scale_1: Array, *, max_norm: float, stream: Stream
     _clip_scale[1, 1, stream](norm_1, scale_1, float(max_norm))
 
 
-def _sum_rows_by_column(x_RC: Array, out_C: Array, workspace: Array, accumulate: bool, stream: Stream | None) -> None:
+def _sum_rows_by_column(
+    x_RC: Array, out_C: Array, copy_RC: Array | None, workspace: Array, accumulate: bool, stream: Stream | None
+) -> None:
+    _copy_rows(x_RC, copy_RC, stream)
     _sum_rows_thread_per_column[ceil_div(out_C.size, BLOCK), BLOCK, stream](x_RC, out_C, accumulate, flops=x_RC.size)
 
 
-def _sum_rows_two_phase(x_RC: Array, out_C: Array, workspace: Array, accumulate: bool, stream: Stream | None) -> None:
+def _sum_rows_two_phase(
+    x_RC: Array, out_C: Array, copy_RC: Array | None, workspace: Array, accumulate: bool, stream: Stream | None
+) -> None:
     n_rows, n_columns = x_RC.shape
+    _copy_rows(x_RC, copy_RC, stream)
     n_stretches, stretch = _stretches(n_rows)
     grid = (ceil_div(n_columns, COLUMNS), n_stretches)
     _sum_rows_first_phase[grid, (COLUMNS, ROWS), stream](x_RC, workspace, stretch, flops=x_RC.size)
     _sum_rows_second_phase[ceil_div(n_columns, BLOCK), BLOCK, stream](workspace, out_C, n_stretches, accumulate)
 
 
-def _sum_rows_by_vectors(x_RC: Array, out_C: Array, workspace: Array, accumulate: bool, stream: Stream | None) -> None:
+def _copy_rows(x_RC: Array, copy_RC: Array | None, stream: Stream | None) -> None:
+    """The copy by a launch of its own."""
+    if copy_RC is not None:
+        elementwise.cast(x_RC, copy_RC, stream=stream)
+
+
+def _sum_rows_by_vectors(
+    x_RC: Array, out_C: Array, copy_RC: Array | None, workspace: Array, accumulate: bool, stream: Stream | None
+) -> None:
     n_rows, n_columns = x_RC.shape
     n_tiles, n_stretches, stretch = n_tiles_and_stretches(n_rows, n_columns)
     starts_early = current_device().properties.compute_capability >= (9, 0)
-    first_phase, second_phase = sum_rows_phases(from_dtype(x_RC.dtype), starts_early)
+    first_phase, second_phase = sum_rows_phases(from_dtype(x_RC.dtype), copy_RC is not None, starts_early)
+    copy_N = workspace if copy_RC is None else flat(copy_RC)  # without a copy an array that is written anyway
     first_phase[(n_tiles, n_stretches), (WARP, WARPS), stream](
-        flat(x_RC), workspace, n_rows, n_columns, stretch, flops=x_RC.size
+        flat(x_RC), copy_N, workspace, n_rows, n_columns, stretch, flops=x_RC.size
     )
     second_phase[ceil_div(n_columns, WARP), (WARP, WARP), stream](workspace, out_C, n_stretches, accumulate)
 
@@ -470,6 +486,7 @@ def sum_rows(
     workspace: Array,
     *,
     accumulate: bool = False,
+    copy_RC: Array | None = None,
     variant: str | None = None,
     stream: Stream | None = None,
 ) -> None:
@@ -482,6 +499,8 @@ def sum_rows(
     workspace : array of at least ``sum_rows_workspace_size(R, C)`` float32
     accumulate : bool
         Add into out_C.
+    copy_RC : array, shape (R, C), float32, float16 or bfloat16 as uint16 bits, C-contiguous, optional
+        Gets x, in another format: what matrix products take of a gradient in float32.
     variant : str, optional
         A name in ``SUM_ROWS_VARIANTS``.
 
@@ -495,9 +514,11 @@ def sum_rows(
     Deterministic: yes.
     """
     check_ndim("reduce.sum_rows", 2, x_RC=x_RC)
-    check_floats("reduce.sum_rows", x_RC=x_RC, out_C=out_C)
-    check_contiguous("reduce.sum_rows", x_RC=x_RC, out_C=out_C)
+    copies = {} if copy_RC is None else {"copy_RC": copy_RC}
+    check_floats("reduce.sum_rows", x_RC=x_RC, out_C=out_C, **copies)
+    check_contiguous("reduce.sum_rows", x_RC=x_RC, out_C=out_C, **copies)
+    check_shape("reduce.sum_rows", x_RC.shape, **copies)
     check_shape("reduce.sum_rows", x_RC.shape[1:], out_C=out_C)
     check_workspace("reduce.sum_rows", workspace, sum_rows_workspace_size(*x_RC.shape))
-    chosen = SUM_ROWS_VARIANTS.pick(variant, x_RC.shape[1], are_aligned(x_RC))
-    chosen.launch(x_RC, out_C, workspace, bool(accumulate), stream)
+    chosen = SUM_ROWS_VARIANTS.pick(variant, x_RC.shape[1], are_aligned(x_RC, *copies.values()))
+    chosen.launch(x_RC, out_C, copy_RC, workspace, bool(accumulate), stream)

@@ -77,8 +77,10 @@ def n_tiles_and_stretches(n_rows: int, n_columns: int) -> tuple[int, int, int]:
 
 
 @functools.cache
-def sum_rows_phases(dtype: Any, starts_early: bool) -> tuple[Kernel, Kernel]:
+def sum_rows_phases(dtype: Any, copies: bool, starts_early: bool) -> tuple[Kernel, Kernel]:
     """Both kernels of ``sum_rows`` of a numba ``dtype``; ``starts_early``: the second is there when the first is over.
+
+    If it ``copies``, the first stores each row in ``copy_N`` as well; if not, nothing looks at that.
 
     Words stay as they are until they are added: of elements that are widened at once the compiler loads fewer at once.
     """
@@ -99,10 +101,19 @@ def sum_rows_phases(dtype: Any, starts_early: bool) -> tuple[Kernel, Kernel]:
             if elements == 2:
                 total[2 * w + 1] += high(words[first + w])
 
+    @cuda.jit(device=True)
+    def store_row(copy_N, at, words, first, row):
+        for w in range(words_of_row):
+            row[elements * w] = low(words[first + w])
+            if elements == 2:
+                row[2 * w + 1] = high(words[first + w])
+        ptx.store8(copy_N, at, row, 0)
+
     @kernel(name="reduce.sum_rows first phase vectors")
-    def first_phase(x_N, partial_SC, R, C, stretch):
+    def first_phase(x_N, copy_N, partial_SC, R, C, stretch):
         """Sums of 256 columns over ``stretch`` rows; a warp has ROWS of its rows on their way at once."""
         words = cuda.local.array(n_words, uint32)
+        row = cuda.local.array(VECTOR, float32)
         total = cuda.local.array(VECTOR, float32)
         shared = cuda.shared.array((WARPS, VECTOR, WARP), float32)
         if starts_early:
@@ -120,10 +131,14 @@ def sum_rows_phases(dtype: Any, starts_early: bool) -> tuple[Kernel, Kernel]:
                 load_row(x_N, (r + j * WARPS) * C + c, words, words_of_row * j)
             for j in range(ROWS):
                 add_row(words, words_of_row * j, total)
+                if copies:
+                    store_row(copy_N, (r + j * WARPS) * C + c, words, words_of_row * j, row)
             r += ROWS * WARPS
         while r < stop:
             load_row(x_N, r * C + c, words, 0)
             add_row(words, 0, total)
+            if copies:
+                store_row(copy_N, r * C + c, words, 0, row)
             r += WARPS
         for k in range(VECTOR):
             shared[warp, k, lane] = total[k]

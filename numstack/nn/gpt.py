@@ -5,7 +5,8 @@
     tokens -> wte[token] + wpe[position] -> dropout -> L blocks -> ln_f -> logits = x wteᵀ
     block:  x = x + dropout(attention(ln_1(x)))        x = x + dropout(mlp(ln_2(x)))
 
-The residual stream x is stored as the embedding part of the precision says, each branch as its own part says.
+The residual stream x and its gradient are stored as the embedding part of the precision says, float32 unless it is
+changed; each branch as its own part says.
 
 Weights start normally distributed with standard deviation 0.02, those that end a branch with 0.02 / sqrt(2 L), so that
 the residual stream keeps its variance; biases start at 0.

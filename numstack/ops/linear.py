@@ -58,7 +58,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, layout: str
 
     def backward(node: Node) -> None:
         dy_RN = node.gradient.reshape(x_RK.shape[0], n_out)
-        _parameters_backward(node, 1, x_RK, dy_RN, layout)
+        _bias_backward(node, 2, dy_RN)
+        _weight_backward(node, 1, x_RK, dy_RN, layout)
         _input_backward(node, 0, dy_RN, weight_array, layout)
 
     return record("linear", y, (x, weight, bias), backward)
@@ -93,8 +94,8 @@ def linear_residual(
     y = _end_of_branch(x_RK, weight, bias, residual, dropout)
 
     def backward(node: Node) -> None:
-        dy_RN = _gradient_of_branch(node, n_out, x_RK.dtype, dropout)
-        _parameters_backward(node, 1, x_RK, dy_RN, "NN")
+        dy_RN = _branch_backward(node, 2, n_out, x_RK.dtype, dropout)
+        _weight_backward(node, 1, x_RK, dy_RN, "NN")
         _input_backward(node, 0, dy_RN, weight_array, "NN")
         node.give(3, node.gradient)  # last: from here on the residual stream adds into it
 
@@ -141,8 +142,8 @@ def mlp(
     y = _end_of_branch(hidden_RH, weight_out, bias_out, residual, dropout)
 
     def backward(node: Node) -> None:
-        dy_RN = _gradient_of_branch(node, n_out, x_RK.dtype, dropout)
-        _parameters_backward(node, 3, hidden_RH, dy_RN, "NN")
+        dy_RN = _branch_backward(node, 4, n_out, x_RK.dtype, dropout)
+        _weight_backward(node, 3, hidden_RH, dy_RN, "NN")
         dbefore_RH = memory.empty(before_RH.shape, before_RH.dtype, scope="backward")
         sums: dict[str, Any] = {}
         if node.wanted(2):  # the gradient of the bias is summed as dbefore is made
@@ -200,26 +201,32 @@ def _end_of_branch(x_RK: Array, weight: Tensor, bias: Tensor, residual: Tensor, 
     return y
 
 
-def _gradient_of_branch(node: Node, n_out: int, dtype: Any, dropout: Dropout | None) -> Any:
-    """The gradient of x W + b in a branch that ends in the node's result, in the branch's format; not to be changed."""
-    dy_RN = node.gradient.reshape(-1, n_out)
+def _branch_backward(node: Node, bias: int, n_out: int, dtype: Any, dropout: Dropout | None) -> Array:
+    """The gradient of x W + b in a branch that ends in the node's result, in the branch's format; not to be changed.
+
+    That of its bias, input ``bias`` of the node, is summed meanwhile.
+    """
+    dy_RN: Array = node.gradient.reshape(-1, n_out)
     if dropout is None and dy_RN.dtype == dtype:
+        _bias_backward(node, bias, dy_RN)
         return dy_RN
     of_branch_RN = memory.empty(dy_RN.shape, dtype, scope="workspace")
-    if dropout is None:
-        elementwise.cast(dy_RN, of_branch_RN)
-    else:
+    if dropout is not None:
         dropout_kernels.backward(dy_RN, of_branch_RN, p=dropout.p, seed=dropout.seed, offset=0)
+        _bias_backward(node, bias, of_branch_RN)
+    elif node.wanted(bias):
+        _bias_backward(node, bias, dy_RN, copy_RN=of_branch_RN)
+    else:
+        elementwise.cast(dy_RN, of_branch_RN)
     return of_branch_RN
 
 
-def _parameters_backward(node: Node, index: int, x_RK: Array, dy_RN: Array, layout: str) -> None:
-    """Gradients of a weight and its bias, which are inputs ``index`` and ``index + 1`` of the node."""
-    if node.wanted(index + 1):
-        dbias_N, accumulate = node.into(index + 1)
+def _bias_backward(node: Node, index: int, dy_RN: Array, copy_RN: Array | None = None) -> None:
+    """The gradient of a bias, which is input ``index`` of the node; and a copy of dy, in another format."""
+    if node.wanted(index):
+        dbias_N, accumulate = node.into(index)
         workspace = memory.empty((reduce.sum_rows_workspace_size(*dy_RN.shape),), np.float32, scope="workspace")
-        reduce.sum_rows(dy_RN, dbias_N, workspace, accumulate=accumulate)
-    _weight_backward(node, index, x_RK, dy_RN, layout)
+        reduce.sum_rows(dy_RN, dbias_N, workspace, accumulate=accumulate, copy_RC=copy_RN)
 
 
 def _weight_backward(node: Node, index: int, x_RK: Array, dy_RN: Array, layout: str) -> None:

@@ -122,6 +122,18 @@ def test_sum_rows_at_every_size(variant):
         assert_close(got, expected + 2, what=f"sum of {what}, accumulated", **tolerance)
 
 
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16), np.dtype(np.float32)], ids=str)
+@pytest.mark.parametrize("variant", reduce.SUM_ROWS_VARIANTS.runnable())
+def test_sum_rows_copies_what_it_sums(variant, dtype):
+    """The sums are of x as it is, the copy is x rounded to nearest."""
+    for what, shape in (VECTOR_MATRICES if variant == "vectors" else MATRICES).items():
+        x = random(*shape)
+        copy = to_device(poisoned(shape, np.uint16 if dtype == BFLOAT16 else dtype))
+        got = run_rows(x, poisoned(shape[1]), variant=variant, copy_RC=copy)
+        assert_close(got, np.sum(x, axis=0, dtype=np.float64), rtol=1e-5, atol=1e-6 * shape[0], what=f"sum of {what}")
+        np.testing.assert_array_equal(to_host(copy, dtype), x.astype(dtype), err_msg=f"copy of {what}")
+
+
 def test_clip_scale():
     for norm, expected in [(0.0, 1.0), (0.5, 1.0), (1.0, 1.0), (4.0, 0.25), (np.inf, np.nan), (np.nan, np.nan)]:
         scale = to_device(poisoned(1))
@@ -159,6 +171,8 @@ def test_bad_arguments_say_what_to_do():
         reduce.max(x.T, out, workspace)
     with pytest.raises(ShapeError, match=r"reduce.max: x has shape \(0,\), no elements"):
         reduce.max(out[:0], out, workspace)
+    with pytest.raises(ShapeError, match=r"reduce.sum_rows: copy_RC has shape .*; expected "):
+        reduce.sum_rows(x, x[0], workspace, copy_RC=x[:0])
     with pytest.raises(ShapeError, match=r"reduce.sum_rows: out_C has shape \(3,\); expected \(5000,\)"):
         reduce.sum_rows(x, workspace[:3], workspace)
     with pytest.raises(ConfigError, match=r"'vectors' does not support 1666, True"):
