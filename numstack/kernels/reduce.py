@@ -260,7 +260,7 @@ def sum_rows_workspace_size(n_rows: int, n_columns: int) -> int:
     """Elements (float32) of workspace that :func:`sum_rows` needs; at least 1."""
     n_stretches = _stretches(n_rows)[0]
     if n_columns % VECTOR == 0:
-        n_stretches = builtins.max(n_stretches, n_tiles_and_stretches(n_rows, n_columns)[1])
+        n_stretches = builtins.max(n_stretches, n_tiles_and_stretches(n_rows, n_columns, copies=False)[1])
     return n_stretches * n_columns or 1
 
 
@@ -454,7 +454,7 @@ def _sum_rows_by_vectors(
     x_RC: Array, out_C: Array, copy_RC: Array | None, workspace: Array, accumulate: bool, stream: Stream | None
 ) -> None:
     n_rows, n_columns = x_RC.shape
-    n_tiles, n_stretches, stretch = n_tiles_and_stretches(n_rows, n_columns)
+    n_tiles, n_stretches, stretch = n_tiles_and_stretches(n_rows, n_columns, copy_RC is not None)
     starts_early = current_device().properties.compute_capability >= (9, 0)
     first_phase, second_phase = sum_rows_phases(from_dtype(x_RC.dtype), copy_RC is not None, starts_early)
     copy_N = workspace if copy_RC is None else flat(copy_RC)  # without a copy an array that is written anyway
