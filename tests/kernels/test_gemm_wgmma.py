@@ -150,7 +150,7 @@ def test_no_parameter_of_a_kernel_is_assigned_to() -> None:
     """A local variable once had the name of a parameter: parts began at its address in shared memory, far beyond K,
     where the copy engine reads zeros. Sums were right all the same, at half the speed.
     """
-    for module in (wgmma.kernel, wgmma.ping_pong, wgmma.gather):
+    for module in (wgmma.kernel, wgmma.ping_pong, wgmma.mainloop, wgmma.epilogue, wgmma.gather):
         tree = ast.parse(inspect.getsource(module))
         for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
             parameters = {argument.arg for argument in function.args.args}

@@ -17,7 +17,8 @@ from numstack.kernels.gemm.wgmma import Config
 from numstack.kernels.gemm.wgmma.config import TILE_K
 from numstack.kernels.gemm.wgmma.epilogue import Outputs
 from numstack.kernels.gemm.wgmma.gather import BLOCK, FOURS, Gathered, make_gather
-from numstack.kernels.gemm.wgmma.kernel import Form, make_kernel
+from numstack.kernels.gemm.wgmma.kernel import make_kernel
+from numstack.kernels.gemm.wgmma.mainloop import Form
 from numstack.kernels.gemm.wgmma.schedule import make_plan
 from numstack.kernels.launch import ceil_div
 
@@ -40,8 +41,9 @@ class Block:
         self.upper: Any = None  # the accumulators of a thread's first 64 rows
         self.sums: dict[tuple[int, int, int, int], np.ndarray] = {}
 
-    def add_up(self, acc: Any, below: Any, *rest: Any) -> tuple[int, int]:
-        stage, phase, steps, _ = rest[-4:]
+    def add_up(
+        self, acc: Any, below: Any, ring: Any, stage: int, phase: int, steps: int, *rest: Any
+    ) -> tuple[int, int]:
         self.upper = acc
         self.steps = list(range(self.n_summed, self.n_summed + steps))
         self.n_summed += steps
@@ -71,18 +73,15 @@ class Block:
     def run(self, function: Any, config: Config, numbers: tuple[int, ...], number: int, n_blocks: int) -> None:
         rows_of_consumer = config.tile_m // 2
 
-        def load_a(array: Any, target: int, barrier: int, row: int, depth: int, matrix: int) -> None:
-            self.loads.append((row, -1, depth))
+        def fill(a: Any, b: Any, ring: Any, stage: int, phase: int, corner: tuple[int, ...], k: int, *_: Any) -> None:
+            self.loads.append((corner[0], corner[1], k * TILE_K))
 
-        def load_b(array: Any, target: int, barrier: int, column: int, depth: int, matrix: int) -> None:
-            row, _, k = self.loads[-1]
-            assert depth == k
-            self.loads[-1] = row, column, depth
-
-        def store_rows(acc: Any, c: Any, kept: Any, extra: Any, x: int, y: int, *rest: Any) -> None:
-            first_row = rows_of_consumer * rest[5] + (0 if acc is self.upper else 64)
-            rows, columns, sums = self.elements(rest[4], first_row, range(config.tile_n // 2))
-            assert (x, y) == (self.loads[self.steps[0]][1], self.loads[self.steps[0]][0] + first_row)
+        def store(acc: Any, c: Any, kept: Any, extra: Any, sums: Any, corner: tuple[int, ...], *rest: Any) -> None:
+            _, _, thread, consumer, *_ = rest
+            first_row = rows_of_consumer * consumer + (0 if acc is self.upper else 64)
+            rows, columns, sums = self.elements(thread, first_row, range(config.tile_n // 2))
+            row, column, _ = self.loads[self.steps[0]]
+            assert corner == (row + rows_of_consumer * consumer, column, 0)
             inside = (rows < self.c_MN.shape[0]) & (columns < self.c_MN.shape[1])
             assert np.isnan(self.c_MN[rows[inside], columns[inside]]).all(), "stored twice"
             self.c_MN[rows[inside], columns[inside]] = sums[inside]
@@ -112,10 +111,8 @@ class Block:
         names = {
             "cuda": cuda,
             "integers": arithmetic,
-            "mbarrier": Nothing(),
             "tma": Nothing(),
-            "shared": Nothing(),
-            "wgmma": Nothing(),
+            **dict.fromkeys(("give_registers", "take_registers"), lambda: None),
             "vectors": SimpleNamespace(store4=store4),
             "sync": SimpleNamespace(uniform=lambda x: x, elect=lambda: 1, let_next_kernel_start=lambda: None),
             "share_begin": lambda worker, workers, units: worker * units // workers,
@@ -123,21 +120,21 @@ class Block:
             "float32": float,
         }
         replaced: dict[str, Any] = {
-            "load_a": load_a,
-            "load_b": load_b,
+            "lay_out": lambda base: ((base,) * 4, base, base),
+            "fill": fill,
             "advance": lambda stage, phase: (stage, phase),
             **dict.fromkeys(("add_up", "add_up_narrow", "add_up_nothing"), self.add_up),
-            "store_rows": store_rows,
-            "store_rows_below": store_rows,
+            "store": store,
+            "store_below": store,
         }
         cells = []
         for name, cell in zip(function.__code__.co_freevars, function.__closure__, strict=True):
             value = cell.cell_contents
             if name == "tile_position":
                 value = value.py_func
-            elif name == "piece":
+            elif name in ("piece", "store_part"):
                 inner = value.py_func
-                value = FunctionType(inner.__code__, {**inner.__globals__, **names}, "piece", None, inner.__closure__)
+                value = FunctionType(inner.__code__, {**inner.__globals__, **names}, name, None, inner.__closure__)
             elif callable(value) or value is None:
                 value = replaced.get(name, lambda *args: 0)
             cells.append(CellType(value))

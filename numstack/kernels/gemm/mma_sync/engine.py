@@ -54,7 +54,7 @@ def make_engine_kernel(form: Form) -> Kernel:
     load_a, load_b = _make_load(form.a_tile), _make_load(form.b_tile)
     give_registers = sync.make_set_registers("dec", PRODUCER_REGISTERS)
     take_registers = sync.make_set_registers("inc", CONSUMER_REGISTERS)
-    (_, load_first, begin, rest, finish), work_of, lane_starts, store = make_parts(form)
+    (_, enter, rest, finish), work_of, lane_starts, store = make_parts(form)
 
     @kernel(name=form.spec.name("mma_sync"))
     def mma_sync(a, b, c, bias, residual, preactivation, alpha, m, n, k, parts, part_steps):
@@ -113,10 +113,7 @@ def make_engine_kernel(form: Form) -> Kernel:
                     state[EMPTY] = int32(full + uint32(8))
                     state[A_FROM] = int32(reading + a_lane)
                     state[B_FROM] = int32(reading + b_lane)
-                    if step > 0:
-                        begin(total, a_fragments, b_fragments, ring_U, a, b, at, state, zero, zero)
-                    else:
-                        load_first(total, a_fragments, b_fragments, ring_U, a, b, at, state, zero, zero)
+                    enter(total, a_fragments, b_fragments, ring_U, a, b, at, state, step, zero)
                     rest(total, a_fragments, b_fragments, ring_U, a, b, at, state, zero, zero)
                     reading = int32(reading + stage)
                     full = uint32(full + uint32(16))

@@ -132,7 +132,7 @@ def make_kernel(form: Form) -> Kernel:
     ring = stages * stage
     n_a, n_b, n_c = form.tiles.registers
     wait_for_next, wait_for_all = mma.cp_async_wait_group(stages - 2), mma.cp_async_wait_group(0)
-    (copy_stage, load_first, begin, rest, finish), work_of, lane_starts, store = make_parts(form)
+    (copy_stage, enter, rest, finish), work_of, lane_starts, store = make_parts(form)
 
     @cuda.jit(device=True)
     def begin_tile(at, state, tile, m, n, k, tiles_m, tiles_n, parts, part_steps):
@@ -194,10 +194,7 @@ def make_kernel(form: Form) -> Kernel:
                 cuda.syncthreads()
                 state[A_FROM] = int32(reading + a_lane)
                 state[B_FROM] = int32(reading + b_lane)
-                if step > 0:
-                    begin(total, a_fragments, b_fragments, ring_U, a, b, at, state, zero, zero)
-                else:
-                    load_first(total, a_fragments, b_fragments, ring_U, a, b, at, state, zero, zero)
+                enter(total, a_fragments, b_fragments, ring_U, a, b, at, state, step, zero)
                 rest(total, a_fragments, b_fragments, ring_U, a, b, at, state, zero, zero)
                 next_copies(at, state, m, n, k, tiles_m, tiles_n, parts, part_steps)
                 reading = int32(reading + stage)

@@ -43,10 +43,8 @@ class Steps(NamedTuple):
     ----------
     copy_stage
         Start all copies of a stage; None if the copy engine makes them.
-    load_first
-        Load the first fragments of a tile.
-    begin
-        With x = y = 0: multiply the last row of the stage before, and load the first fragments of this one.
+    enter
+        Load the first fragments of a stage, the x-th of a tile, and multiply the last row of the one before.
     rest
         All other rows of a stage, and the copies of another; then the stage is read.
     finish
@@ -54,8 +52,7 @@ class Steps(NamedTuple):
     """
 
     copy_stage: Any
-    load_first: Any
-    begin: Any
+    enter: Any
     rest: Any
     finish: Any
 
@@ -161,15 +158,18 @@ def make_steps(
     every_first_b = repeated(first_b, pairs_n)
 
     @cuda.jit(device=True)
-    def load_first(total, a_fragments, b_fragments, ring_U, a, b, at, state, x, y):
-        load_a(a_fragments, ring_U, state, int64(0), int64(0))
-        every_first_b(total, a_fragments, b_fragments, ring_U, a, b, at, state, int64(0), int64(0))
-
-    @cuda.jit(device=True)
     def begin(total, a_fragments, b_fragments, ring_U, a, b, at, state, x, y):
         """The last row of the 16 steps before the x-th, and the first fragments of the x-th."""
         load_a(a_fragments, ring_U, state, x, int64(0))
         multiply_and_replace_row(total, a_fragments, b_fragments, ring_U, a, b, at, state, x, int64(0))
+
+    @cuda.jit(device=True)
+    def enter(total, a_fragments, b_fragments, ring_U, a, b, at, state, x, y):
+        if x > 0:
+            begin(total, a_fragments, b_fragments, ring_U, a, b, at, state, int64(0), int64(0))
+        else:
+            load_a(a_fragments, ring_U, state, int64(0), int64(0))
+            every_first_b(total, a_fragments, b_fragments, ring_U, a, b, at, state, int64(0), int64(0))
 
     @cuda.jit(device=True)
     def row(total, a_fragments, b_fragments, ring_U, a, b, at, state, x, y):
@@ -193,7 +193,7 @@ def make_steps(
         calls = [Call(all_rows, 0, 0)]
         for s in range(1, steps_k):
             calls += [Call(begin, s, 0), Call(all_rows, s, 0)]
-        return Steps(None, load_first, begin, in_turn([*calls, Call(leave_stage, 0, 0)]), finish)
+        return Steps(None, enter, in_turn([*calls, Call(leave_stage, 0, 0)]), finish)
 
     copy_of_a, a_passes = make_copy(a_tile, widths[0], tiles.threads)
     copy_of_b, b_passes = make_copy(b_tile, widths[1], tiles.threads)
@@ -221,7 +221,7 @@ def make_steps(
         calls += [Call(row, 1, i), *share(i)]
     for s in range(2, steps_k):
         calls += [Call(begin, s, 0), *(share(last) if s == 2 else []), Call(all_rows, s, 0)]
-    return Steps(repeated(copy_pass, a_passes + b_passes), load_first, begin, in_turn(calls), finish)
+    return Steps(repeated(copy_pass, a_passes + b_passes), enter, in_turn(calls), finish)
 
 
 @cache

@@ -6,8 +6,9 @@ file                    what is in it
 ``config``              what may be chosen: tile, stages, order of tiles, tiles cut along k
 ``choice``              what is chosen
 ``schedule``            which block works on which tile
-``kernel``              the kernel: loading, multiplying
+``kernel``              the kernel: from tile to tile, or part of one
 ``ping_pong``           the kernel for short k: two tiles at a time, one multiplied while the other is stored; in pairs
+``mainloop``            what both do along k: the ring of stages, loading, multiplying
 ``epilogue``, ``boxes`` bias, GELU, residual..., and c's way out through shared memory
 ``gather``              the second kernel, which adds the parts of tiles that were cut along k
 ======================  ===============================================================================================
@@ -66,7 +67,8 @@ from numstack.kernels.gemm.wgmma.choice import candidates, supports
 from numstack.kernels.gemm.wgmma.config import CHUNK_ROWS, THREADS, TILE_K, Config
 from numstack.kernels.gemm.wgmma.epilogue import Outputs
 from numstack.kernels.gemm.wgmma.gather import BLOCK, FOURS, Gathered, make_gather
-from numstack.kernels.gemm.wgmma.kernel import Form, make_kernel
+from numstack.kernels.gemm.wgmma.kernel import make_kernel
+from numstack.kernels.gemm.wgmma.mainloop import Form
 from numstack.kernels.gemm.wgmma.ping_pong import make_ping_pong_kernel
 from numstack.kernels.gemm.wgmma.schedule import Plan
 from numstack.kernels.launch import ceil_div

@@ -35,18 +35,15 @@ def make_boxes(is_batch: bool) -> Boxes:
         else:
             cluster.load_2d(array, tile, barrier, uint16(3), x, y)
 
-    @cuda.jit(device=True)
-    def store(array, tile, x, y, z):
-        if is_batch:
-            tma.store_3d(array, tile, x, y, z)
-        else:
-            tma.store_2d(array, tile, x, y)
+    def from_shared(move_2d: Any, move_3d: Any) -> Any:
+        @cuda.jit(device=True)
+        def move(array, tile, x, y, z):
+            if is_batch:
+                move_3d(array, tile, x, y, z)
+            else:
+                move_2d(array, tile, x, y)
 
-    @cuda.jit(device=True)
-    def add(array, tile, x, y, z):
-        if is_batch:
-            tma.add_3d(array, tile, x, y, z)
-        else:
-            tma.add_2d(array, tile, x, y)
+        return move
 
+    store, add = from_shared(tma.store_2d, tma.store_3d), from_shared(tma.add_2d, tma.add_3d)
     return Boxes(load, load_for_pair, store, add)

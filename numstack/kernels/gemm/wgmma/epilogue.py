@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
+from numstack.device import widen
 from numstack.device.ptx import mbarrier, nonfinite, packing, shared, sync, tma
 from numstack.kernels import gelu
 from numstack.kernels.gemm.wgmma.boxes import make_boxes
-from numstack.kernels.gemm.wgmma.config import CHUNK_ROWS, CONSUMERS, SUMS_BYTES, Config
+from numstack.kernels.gemm.wgmma.config import BARRIER_BYTES, CHUNK_ROWS, CONSUMERS, SUMS_BYTES, Config
 
 
 class Outputs(NamedTuple):
@@ -45,13 +46,108 @@ class Outputs(NamedTuple):
         return config.row_bytes(self.itemsize) // self.itemsize
 
 
-@cache
-def make_store_rows(outputs: Outputs, config: Config, row_block: int) -> Any:
-    """A device function that stores 64 rows of accumulators, the ``row_block``-th of its warpgroup.
+class Epilogue(NamedTuple):
+    """Device functions of a warpgroup that stores its part of a tile, and what goes with them.
 
-    ``x, y`` are column and row of the tile's part of c, ``staging`` and ``loaded`` the warpgroup's buffers and their
-    barriers, ``parity`` the phase in which the residual of this tile is loaded first, ``bias`` the address of its row.
+    ``corner`` is the part's first row, first column and matrix in c, ``room`` what ``places`` returns, ``parity`` the
+    phase in which the extra matrix of this tile is loaded first.
+
+    Attributes
+    ----------
+    places
+        (base, staging, loaded, consumer): addresses of its buffers, their barriers, its row of the bias, its sums.
+    acquire
+        (c, kept, extra): see ``tma.acquire_map``; by one thread.
+    begin
+        (extra, bias_N, corner, room, thread): start what can be loaded before the product is there; returns a thread's
+        two elements of the bias.
+    store
+        (acc, ..., bias_pair): the first 64 rows, from their accumulators to c.
+    store_below
+        The next 64, where there are more.
+    finish
+        (flag, worst, thread): after the last tile.
+    flips : int
+        By what the parity changes from tile to tile.
     """
+
+    places: Any
+    acquire: Any
+    begin: Any
+    store: Any
+    store_below: Any
+    finish: Any
+    flips: int
+
+
+@cache
+def make_epilogue(outputs: Outputs, config: Config) -> Epilogue:
+    """That of a warpgroup that has ``config.rows`` rows of a tile."""
+    tile_n, buffers = config.tile_n, config.buffers
+    staging_bytes = buffers * CHUNK_ROWS * config.row_bytes(outputs.itemsize)
+    chunks = tile_n // outputs.chunk_columns(config) * config.rows // 64
+    first_loads = min(chunks, buffers)
+    has_bias, reads_extra = outputs.has_bias, outputs.reads_extra
+    keeps_preactivation, flags_nonfinite = outputs.keeps_preactivation, outputs.flags_nonfinite
+    is_nonfinite = {
+        "bf16": nonfinite.is_nonfinite_bf16, "f16": nonfinite.is_nonfinite_f16, "f32": nonfinite.is_nonfinite_f32
+    }[outputs.dtype]  # fmt: skip
+    wait_all_read = tma.make_wait(0, reads_only=True)
+    load_extra = _make_load_extra(outputs, config)
+    store_rows, store_below = (_make_store_rows(outputs, config, row_block) for row_block in range(2))
+
+    @cuda.jit(device=True)
+    def places(base, staging, loaded, consumer):
+        my_staging = uint32(staging + uint32(consumer) * uint32(staging_bytes))
+        my_loaded = uint32(loaded + uint32(consumer) * uint32(8 * buffers))
+        my_bias = uint32(base + uint32(BARRIER_BYTES) + uint32(consumer * (4 * tile_n)))
+        my_sums = uint32(base + uint32(BARRIER_BYTES) + uint32(consumer * SUMS_BYTES))
+        return my_staging, my_loaded, my_bias, my_sums
+
+    @cuda.jit(device=True)
+    def acquire(c, kept, extra):
+        tma.acquire_map(c)
+        if keeps_preactivation:
+            tma.acquire_map(kept)
+        if reads_extra:
+            tma.acquire_map(extra)
+
+    @cuda.jit(device=True)
+    def begin(extra, bias_N, corner, room, thread):
+        y, x, z = corner
+        staging, loaded, _, _ = room
+        if reads_extra and thread == 0:
+            wait_all_read()
+            for first in range(first_loads):
+                load_extra(extra, x, y, z, staging, loaded, first)
+        left = float32(0)
+        right = float32(0)
+        if has_bias:
+            at = int32(x + 2 * thread)
+            left = widen(bias_N[at]) if at < bias_N.shape[0] else float32(0)
+            right = widen(bias_N[at + 1]) if at + 1 < bias_N.shape[0] else float32(0)
+        return left, right
+
+    @cuda.jit(device=True)
+    def store(acc, c, kept, extra, sums, corner, room, parity, thread, consumer, alpha, worst, bias_pair):
+        _, _, bias, _ = room
+        if has_bias and 2 * thread < tile_n:
+            shared.store2(uint32(bias + uint32(8 * thread)), bias_pair[0], bias_pair[1])
+        store_rows(acc, c, kept, extra, sums, corner, room, parity, thread, consumer, alpha, worst)
+
+    @cuda.jit(device=True)
+    def finish(flag, worst, thread):
+        if flags_nonfinite and is_nonfinite(worst[0]):
+            cuda.atomic.or_(flag, 0, 1)
+        if thread == 0:
+            wait_all_read()
+
+    loads_a_tile = chunks // buffers  # of each buffer
+    return Epilogue(places, acquire, begin, store, store_below, finish, loads_a_tile & 1)
+
+
+def _make_store_rows(outputs: Outputs, config: Config, row_block: int) -> Any:
+    """A device function that stores 64 rows of accumulators, the ``row_block``-th of its warpgroup."""
     chunks = config.tile_n // outputs.chunk_columns(config)
     store: Any = None
     for chunk in reversed(range(chunks)):
@@ -67,15 +163,9 @@ def _in_turn(first: Any, second: Any) -> Any:
         return first
 
     @cuda.jit(device=True)
-    def both(
-        acc, c, kept, extra, x, y, z, staging, loaded, parity, thread, consumer, bias, alpha, sums_at, sums, worst
-    ):
-        first(
-            acc, c, kept, extra, x, y, z, staging, loaded, parity, thread, consumer, bias, alpha, sums_at, sums, worst
-        )
-        second(
-            acc, c, kept, extra, x, y, z, staging, loaded, parity, thread, consumer, bias, alpha, sums_at, sums, worst
-        )
+    def both(acc, c, kept, extra, sums, corner, room, parity, thread, consumer, alpha, worst):
+        first(acc, c, kept, extra, sums, corner, room, parity, thread, consumer, alpha, worst)
+        second(acc, c, kept, extra, sums, corner, room, parity, thread, consumer, alpha, worst)
 
     return both
 
@@ -93,7 +183,7 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
     is_narrow = row_bytes == 64
     columns = outputs.chunk_columns(config)
     chunks = config.tile_n // columns
-    total = chunks * (config.tile_m // 128)
+    total = chunks * config.rows // 64
     number = row_block * chunks + chunk
     a_chunk = 2 if keeps_preactivation else 1  # buffers
     buffers = config.buffers // a_chunk
@@ -102,7 +192,7 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
     needs_bias = has_bias and reads_extra and chunk == 0
     turn = (number // buffers) & 1
     loads_next = reads_extra and number + buffers < total
-    load_extra = make_load_extra(outputs, config)
+    load_extra = _make_load_extra(outputs, config)
     boxes = make_boxes(outputs.is_batch)
     store, add = boxes.store, boxes.add
     wait_all_read = tma.make_wait(0, reads_only=True)
@@ -233,9 +323,10 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
     store_part = store_part_float32 if is_wide else store_part_16
 
     @cuda.jit(device=True)
-    def store_chunk(
-        acc, c, kept, extra, x, y, z, staging, loaded, parity, thread, consumer, bias, alpha, sums_at, sums, worst
-    ):
+    def store_chunk(acc, c, kept, extra, sums, corner, room, parity, thread, consumer, alpha, worst):
+        y, x, z = corner
+        row = int32(y + 64 * row_block)
+        staging, loaded, bias, sums_at = room
         lane = thread & int32(31)
         warp = thread >> int32(5)
         if is_wide:
@@ -260,34 +351,33 @@ def _make_store_chunk(outputs: Outputs, config: Config, row_block: int, chunk: i
             meet_group(consumer)
         for part in range(parts):
             flip = uint32(part << 5)
-            store_part(
-                acc, part, uint32(buffer + (place ^ flip)), uint32(kept_buffer + (place ^ flip)), bias, thread, alpha,
-                worst,
-            )  # fmt: skip
+            at = uint32(buffer + (place ^ flip))
+            kept_at = uint32(kept_buffer + (place ^ flip))
+            store_part(acc, part, at, kept_at, bias, thread, alpha, worst)
         if sums_columns:
             sum_rows_of_warp(buffer, sums_at, warp, lane)
         tma.fence_async()
         meet_group(consumer)
         if sums_columns and thread < columns:
-            sum_warps(sums, sums_at, thread, x, y)
+            sum_warps(sums, sums_at, thread, x, row)
         if thread == 0:
             column = int32(x + chunk * columns)
             if adds_to_c:
-                add(c, buffer, column, y, z)
+                add(c, buffer, column, row, z)
             else:
-                store(c, buffer, column, y, z)
+                store(c, buffer, column, row, z)
             if keeps_preactivation:
-                store(kept, kept_buffer, column, y, z)
+                store(kept, kept_buffer, column, row, z)
             tma.commit()
             if loads_next:
                 wait_all_read()
-                load_extra(extra, x, int32(y - 64 * row_block), z, staging, loaded, number + buffers)
+                load_extra(extra, x, y, z, staging, loaded, number + buffers)
 
     return store_chunk
 
 
 @cache
-def make_load_extra(outputs: Outputs, config: Config) -> Any:
+def _make_load_extra(outputs: Outputs, config: Config) -> Any:
     """A device function by which one thread loads a chunk of the extra matrix into its buffer, which must be free."""
     columns = outputs.chunk_columns(config)
     chunks = config.tile_n // columns
