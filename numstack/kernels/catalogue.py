@@ -248,10 +248,9 @@ def _reductions(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
     for accumulate in (False, True):
         sums = partial(reduce.sum_rows, x, array((C,), np.float32), columns, accumulate=accumulate)
         yield from _each("reduce.sum_rows", reduce.SUM_ROWS_VARIANTS, sums)
-    if dtype != np.float32:
-        dy = array((R, C), np.float32)
-        sums = partial(reduce.sum_rows, dy, array((C,), np.float32), columns, copy_RC=array((R, C), dtype))
-        yield from _each("reduce.sum_rows", reduce.SUM_ROWS_VARIANTS, sums)
+    dy = array((R, C), np.float32)
+    sums = partial(reduce.sum_rows, dy, array((C,), np.float32), columns, copy_RC=array((R, C), dtype))
+    yield from _each("reduce.sum_rows", reduce.SUM_ROWS_VARIANTS, sums)
 
 
 def _elementwise(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
