@@ -6,11 +6,14 @@ import importlib.util
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from benchmarks.membound import COLUMNS
+from benchmarks.membound import COLUMNS, EQUAL_COPY, RUNS, SLOW_RUNS, TIE_RUNS, GpuClock
 
 
 @pytest.mark.skipif(
@@ -24,3 +27,49 @@ def test_every_operation_agrees_with_torch(tmp_path: Path) -> None:
     rows = json.loads(path.read_text())["rows"]
     assert len(rows) > 20 and all(set(row) == set(COLUMNS) for row in rows)
     assert all(row["error"] <= 1e-2 for row in rows)
+
+
+class FakeGpu:
+    """PyTorch, as far as a clock sees it: a kernel takes time on the GPU, and the host waits for it."""
+
+    def __init__(self) -> None:
+        self.now = self.waited = 0.0
+        self.counts: dict[str, int] = {}
+        self.cuda = SimpleNamespace(Event=self.event, _sleep=lambda cycles: None, synchronize=self.synchronize)
+
+    def zeros(self, n: int, device: str) -> Any:
+        return SimpleNamespace(sum=lambda: None)
+
+    def event(self, enable_timing: bool) -> Any:
+        event = SimpleNamespace(at=0.0)
+        event.record = lambda: setattr(event, "at", self.now)
+        event.elapsed_time = lambda later: 1e3 * (later.at - event.at)
+        return event
+
+    def synchronize(self) -> None:
+        self.waited = self.now
+
+    def kernel(self, name: str, seconds: float) -> None:
+        self.now += seconds
+        self.counts[name] = self.counts.get(name, 0) + 1
+
+
+def test_only_ties_run_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    monkeypatch.setattr("benchmarks.membound.time.perf_counter", lambda: gpu.waited)
+    seconds = {"ours": 65e-6, "compiled": 66e-6, "eager": 80e-6, "slow": 0.5, EQUAL_COPY: 65e-6}
+    runs = {name: partial(gpu.kernel, name, s) for name, s in seconds.items()}
+    medians = GpuClock(gpu).medians(runs, nbytes=1 << 28)
+    assert medians == pytest.approx(seconds)
+    to_begin = 2  # one that may compile, one that tells what is slow
+    often, seldom, rarely = to_begin + RUNS + TIE_RUNS, to_begin + RUNS, to_begin + SLOW_RUNS
+    assert gpu.counts == {"ours": often, "compiled": often, "eager": seldom, "slow": rarely, EQUAL_COPY: seldom}
+
+
+def test_what_nothing_ties_with_does_not_run_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    monkeypatch.setattr("benchmarks.membound.time.perf_counter", lambda: gpu.waited)
+    runs = {name: partial(gpu.kernel, name, s) for name, s in (("ours", 1e-3), ("eager", 1.1e-3), (EQUAL_COPY, 1e-3))}
+    GpuClock(gpu).medians(runs, nbytes=1 << 28)
+    assert set(gpu.counts.values()) == {2 + RUNS}
+    assert GpuClock(gpu).medians({}, nbytes=1 << 28) == {}

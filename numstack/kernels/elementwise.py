@@ -104,7 +104,10 @@ def _unchanged(x, factor):
 # element by element. More than one vector a thread, all asked for before the first is waited for, is no faster: full
 # processors have enough under way (scale, 65536 x 3072 bfloat16 on an H200: 4.21 TB/s with one, 4.02 with four). Blocks
 # that stay (add: 4.13 for 4.35), the copy engine through shared memory (4.12) and loads that pass by the first cache
-# (4.10) are slower; stores that tell the second one to forget are as fast.
+# (4.10) are slower; stores that tell the second one to forget are as fast. Loads that tell it to give their lines up
+# last gain 0.6% to 1.5% in copies, 1.5% to 1.7% in casts to float32, 0.6% in additions, 0.2% to 0.4% in casts to
+# bfloat16, by as many bytes from and to memory, but their lines stay in the way of what comes next (see adamw), so they
+# are not used. Without them a kernel of ours copies as fast as the driver does (0.997 to 1.002 of its rate).
 #
 # What else counts is how many bytes a multiprocessor has under way: 48 KiB are best. A thread of add, or of a cast from
 # float32 to bfloat16, reads 32 bytes, so a full processor of 2,048 threads has 64 KiB. PyTorch's addition has 48 by
