@@ -213,11 +213,14 @@ FIGURES["h200/membound"] = [
     for row, share in (
         ("layernorm forward", "65536 x 768"),
         ("layernorm backward", "65536 x 768"),
+        ("layernorm forward, float32 stream", "65536 x 768"),
+        ("layernorm backward into float32 stream", "65536 x 768"),
         ("softmax forward", "65536 x 1024"),
         ("cross-entropy and gradient in place", "16384 x 50304"),
         ("gelu forward", "65536 x 3072"),
         ("adamw", "124M parameters"),
         ("bias gradient", "65536 x 3072"),
+        ("bias gradient and cast to bfloat16", "65536 x 768"),
         ("transpose", "65536 x 3072"),
         ("embedding backward, tokens", "32 x 1024 x 768"),
     )
