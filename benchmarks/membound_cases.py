@@ -528,11 +528,16 @@ def of_embedding(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
 
     nbytes = size(out, positions) + 4 * tokens.numel() + n_rows * row
     yield case("embedding forward", nbytes, run, [out], forward, tokens, table, positions)
-    dout = random(torch, place, s.B, s.T, s.C)
-    for which in ("tokens", "tokens and positions"):
+    narrow, wide = (random(torch, place, s.B, s.T, s.C, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+    for which, dout in (
+        ("tokens", narrow),
+        ("tokens and positions", narrow),
+        ("tokens, float32", wide),
+        ("tokens and positions, float32", wide),
+    ):
         dtable, dpositions = (torch.zeros(n, s.C, device=place) for n in (s.V, s.T))
         workspace = torch.empty(embedding.workspace_size(s.B, s.T, s.V), dtype=torch.int32, device=place)
-        with_positions = which != "tokens"
+        with_positions = "positions" in which
         odpositions = ours(dpositions) if with_positions else None
         run = partial(embedding.backward, otokens, ours(dout), ours(dtable), odpositions, ours(workspace))
 

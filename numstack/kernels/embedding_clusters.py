@@ -12,14 +12,34 @@ As in :mod:`numstack.kernels.embedding_owned` block i of n owns rows i, i + n, .
 
 A row that a warp takes is summed by it alone, in the order of positions, whoever put them down and whoever takes it.
 
-32 x 1024 evenly spread tokens of 50,304 with 768 channels take 55.4 us on an H200, 0.92 of the rate of an equal copy,
-where owned_rows takes 59.0; with positions 63.5 us, 0.81, where it takes 67.9. Tokens as frequent as words take 123 us,
-where it takes 209, and the block that has the most frequent is the last.
+32 x 1024 evenly spread tokens of 50,304 with 768 channels on an H200, microseconds, and of an equal copy's rate:
 
-With positions the L2 cache is what limits (80% of its throughput; 10 to 16 MB more come from memory than must): dout
-passes it twice. What did not help: the next item's rows prefetched (7% slower), dout prefetched or the first chunks
-begun while tokens are looked for (0 to 9% slower), additions in the L2 cache (9%), rows evicted first (1% faster with
-positions, 2% slower without), 20 warps a block (7%), clusters of 4 (2%) or 2 (6%), chunks of 256 bytes (the same).
+================  ==============  ==============
+dout              tokens alone    and positions
+================  ==============  ==============
+bfloat16          55.1, 0.92      63.6, 0.81
+float32           66.9, 0.92      83.0, 0.77
+================  ==============  ==============
+
+owned_rows takes 59.0 and 68.2 of bfloat16. Tokens as frequent as words (10,385 rows) take 73 and 80 of bfloat16, 108
+and 120 of float32, and the block that has the most frequent is the last. Two rows of dout at once, and the tokens that
+a thread looks at in registers, are worth 14 and 9% there; of float32, with more registers a row, they double the time.
+
+With positions the L2 cache is what limits (80% of its throughput, looking for tokens included): dout passes it twice.
+Of float32 302 MB come from memory and go there, where 255 would do.
+
+What did not help: the next item's rows prefetched (7% slower), dout prefetched while tokens are looked for (3 to 9%),
+or the first chunks begun by half of the warps (0 to 4%), additions in the L2 cache (9%), rows evicted first (2% without
+positions), 20 warps a block (7%), clusters of 4 (2%) or 2 (6%), chunks of 256 bytes (the same); rows of dout that a
+chunk reads later marked to be evicted last (1%), and what chunks read to be evicted first (5%); chunks in step with the
+times at which rows are found (2%; of float32, 12 MB less come from memory, and it is 0.5% faster); rows with more than
+SHORT positions shared by all blocks of the cluster, whose sums meet in shared memory (words: 83% slower).
+
+Nor did reading dout once: one kernel groups positions by token and says at each whose sum begins there, another has
+tiles of all texts of a time in shared memory, from which some warps sum positions, and others rows. The second alone
+takes 58.7 us (float32: 72.3), moves 207 MB where 214 are moved here, and a seventh less through the L2 cache; but the
+first takes 13, of which 5 are hidden: 69 (83) together. Each of its four barriers of the cluster waits until all that
+the block has written can be seen by the whole GPU.
 """
 
 import functools
@@ -31,7 +51,7 @@ from numstack.device import Kernel, kernel
 from numstack.device.ptx import cluster, load4, store4
 from numstack.device.ptx.integers import divide, multiply, opaque, shared_address, subtract
 from numstack.device.ptx.words import WORDS, words_of
-from numstack.kernels.embedding_parts import A_THREAD, FOUR, SHORT, parts
+from numstack.kernels.embedding_parts import A_THREAD, FOUR, MOST_FOURS, SHORT, parts
 from numstack.kernels.warp import WARP
 
 WARPS = 16
@@ -62,8 +82,9 @@ def chunks_before(i, n_chunks, n_items):
 @functools.cache
 def add_rows(dtype: Any, fours: int, *, is_exact: bool, blocks: int) -> Kernel:
     """The kernel for a dout of a numba ``dtype``, in clusters of ``blocks`` blocks of (32, WARPS), as ``parts``."""
-    add_short_row, add_long_row, *_ = parts(dtype, WARPS, fours, is_exact=is_exact, columns=0)
     load, low, high, elements = (getattr(words_of(dtype), name) for name in ("load", "low", "high", "elements"))
+    in_pairs = elements == 2 and fours == MOST_FOURS  # of float32, and of 4 fours, registers are too few
+    add_short_row, add_long_row, *_ = parts(dtype, WARPS, fours, is_exact=is_exact, columns=0, in_pairs=in_pairs)
     vector = WORDS * elements
     n_words = WORDS * TEXTS_OF_CHUNK
     threads = WARP * WARPS
@@ -181,7 +202,9 @@ def add_rows(dtype: Any, fours: int, *, is_exact: bool, blocks: int) -> Kernel:
             row = lists[order + r]
             if lists[HEADER + row] > SHORT:
                 token = row * n_blocks + own
-                add_long_row(tokens_N, dout_N, dtoken_table_VC, token, lists, collected, counts, sums, total, values)
+                add_long_row(
+                    tokens_N, dout_N, dtoken_table_VC, token, lists, collected, counts, sums, tokens, total, values
+                )
         owner = rank
         their_lists = own_lists
         n_items = int32(n_found + n_chunks)

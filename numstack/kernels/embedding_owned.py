@@ -139,7 +139,9 @@ def add_owned_rows(dtype: Any, size: Size, fours: int, *, is_exact: bool, column
             row = lists[n_rows + r]
             if lists[row] > SHORT:
                 token = row * n_blocks + own
-                add_long_row(tokens_N, dout_N, dtoken_table_VC, token, lists, collected, counts, sums, total, values)
+                add_long_row(
+                    tokens_N, dout_N, dtoken_table_VC, token, lists, collected, counts, sums, tokens, total, values
+                )
         n_turns = max(divide(int32(n_found + warps - 1), int32(warps)), int32(1))
         P = dpositions_P.size
         column = (cuda.blockIdx.x * n_vectors + thread) * vector

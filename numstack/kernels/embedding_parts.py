@@ -52,9 +52,10 @@ class Parts(NamedTuple):
         ``add_short_row(dout_N, table_VC, token, lists, first, count, total, values)``: to the row of a token those of
         dout at ``count`` positions, 1 to SHORT, by one warp, which sorts them first: ``lists[first : first + count]``.
     add_long_row : callable
-        ``add_long_row(tokens_N, dout_N, table_VC, token, lists, collected, counts, sums, total, values)``: to the row
-        of a token all that belongs there, by all warps of the block together. ``lists`` has room for ``window`` twice
-        from ``collected`` on, ``counts`` for 33 int32, ``sums`` for the channels of a warp.
+        ``add_long_row(tokens_N, dout_N, table_VC, token, lists, collected, counts, sums, tokens, total, values)``: to
+        the row of a token all that belongs there, by all warps of the block together. ``lists`` has room for
+        ``window`` twice from ``collected`` on, ``counts`` for 33 int32, ``sums`` for the channels of a warp,
+        ``tokens`` for A_THREAD.
     load_texts : callable
         ``load_texts(dout_N, b, B, P, column, end, words)``: starts loading the thread's part of TEXTS texts from b on.
     add_texts : callable
@@ -73,7 +74,7 @@ class Parts(NamedTuple):
 
 
 @functools.cache
-def parts(dtype: Any, warps: int, fours: int, *, is_exact: bool, columns: int) -> Parts:
+def parts(dtype: Any, warps: int, fours: int, *, is_exact: bool, columns: int, in_pairs: bool = False) -> Parts:
     """For a dout of a numba ``dtype``.
 
     Parameters
@@ -84,6 +85,8 @@ def parts(dtype: Any, warps: int, fours: int, *, is_exact: bool, columns: int) -
         The channels are a multiple of 128 ``fours``.
     columns : int
         Vectors of the positions' gradient of a thread; 0: no gradient of positions.
+    in_pairs : bool
+        Of a long row a warp has two rows of dout under way, and a thread its A_THREAD tokens in registers.
     """
     load, low, high, elements = (getattr(words_of(dtype), name) for name in ("load", "low", "high", "elements"))
     vector = WORDS * elements
@@ -178,10 +181,20 @@ def parts(dtype: Any, warps: int, fours: int, *, is_exact: bool, columns: int) -
             c = c0 + lane * FOUR
             for e in range(n_values):
                 total[e] = float32(0)
-            for i in range(warp, n_collected, warps):
-                load_row(dout_N, lists[collected + i], C, c, values, 0)
-                for e in range(n_values):
-                    total[e] += values[e]
+            if in_pairs:
+                for i in range(warp, n_collected, 2 * warps):
+                    load_row(dout_N, lists[collected + i], C, c, values, 0)
+                    load_row(dout_N, lists[collected + min(i + warps, n_collected - 1)], C, c, values, n_values)
+                    is_counted = float32(1) if i + warps < n_collected else float32(0)  # as for a short row
+                    for e in range(n_values):
+                        total[e] += values[e]
+                    for e in range(n_values):
+                        total[e] += is_counted * values[n_values + e]
+            else:
+                for i in range(warp, n_collected, warps):
+                    load_row(dout_N, lists[collected + i], C, c, values, 0)
+                    for e in range(n_values):
+                        total[e] += values[e]
             for y in range(warps):
                 if y == warp:
                     for k in range(0, n_values, FOUR):
@@ -194,7 +207,7 @@ def parts(dtype: Any, warps: int, fours: int, *, is_exact: bool, columns: int) -
             cuda.syncthreads()
 
     @cuda.jit(device=True)
-    def add_long_row(tokens_N, dout_N, table_VC, token, lists, collected, counts, sums, total, values):
+    def add_long_row(tokens_N, dout_N, table_VC, token, lists, collected, counts, sums, tokens, total, values):
         thread = cuda.threadIdx.y * WARP + cuda.threadIdx.x
         N = tokens_N.size
         n_collected = 0
@@ -202,14 +215,27 @@ def parts(dtype: Any, warps: int, fours: int, *, is_exact: bool, columns: int) -
             start = n0 + thread * A_THREAD
             stop = min(start + A_THREAD, N)
             n_mine = int32(0)
-            for n in range(start, stop):
-                if tokens_N[n] == token:
-                    n_mine += int32(1)
+            if in_pairs:
+                for k in range(A_THREAD):
+                    tokens[k] = tokens_N[start + k] if start + k < N else int32(-1)
+                for k in range(A_THREAD):
+                    if tokens[k] == token:
+                        n_mine += int32(1)
+            else:
+                for n in range(start, stop):
+                    if tokens_N[n] == token:
+                        n_mine += int32(1)
             place = collected + n_collected + places(n_mine, counts)
-            for n in range(start, stop):
-                if tokens_N[n] == token:
-                    lists[place] = n
-                    place += 1
+            if in_pairs:
+                for k in range(A_THREAD):
+                    if tokens[k] == token:
+                        lists[place] = int32(start + k)
+                        place += 1
+            else:
+                for n in range(start, stop):
+                    if tokens_N[n] == token:
+                        lists[place] = n
+                        place += 1
             n_collected += counts[WARP]
             cuda.syncthreads()
             if n_collected > window or n0 + window >= N:

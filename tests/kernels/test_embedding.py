@@ -115,6 +115,20 @@ def test_long_lists_of_one_token(variant):
 
 
 @pytest.mark.parametrize("variant", BY_OWNERS)
+def test_a_long_list_of_a_whole_row(variant):
+    """Channels of which a lane has MOST_FOURS at once, and a number of positions that not all warps share evenly."""
+    C = WARP * embedding_parts.FOUR * embedding_parts.MOST_FOURS
+    rng = np.random.default_rng(0)
+    tokens = np.where(rng.random((1, 99)) < 0.7, 1, rng.integers(0, 40, (1, 99))).astype(np.int32)
+    dout = rng.standard_normal((1, 99, C), dtype=np.float32).astype(BFLOAT16)
+    table = rng.standard_normal((40, C), dtype=np.float32)
+    got, _ = backward(tokens, dout, table, None, variant=variant)
+    assert (tokens == 1).sum() > embedding_parts.SHORT
+    assert_close(got, table + embedding.reference_backward(tokens, dout, 40)[0], rtol=1e-5, atol=1e-4)
+    np.testing.assert_array_equal(got, backward(tokens, dout, table, None, variant=variant)[0])
+
+
+@pytest.mark.parametrize("variant", BY_OWNERS)
 def test_more_tokens_and_rows_than_a_block_takes_at_once(variant):
     tokens, table, positions, dout = inputs(3, 7001, 3000, 8)
     expected = embedding.reference_backward(tokens, dout, len(table))
