@@ -23,7 +23,7 @@ every stage. On Hopper one thread asks the copy engine for whole tiles, and warp
 whose rows are not whole 16 bytes, which the engine does not take, go the way of sm_80.
 
 Measured on an H200, bf16, in turns with the faster of two calls of cuBLAS: the products of GPT-2 124M and 1.5B and
-squares 0.67 of it together, 0.61 to 0.74 each; with tiles brought by ``cp.async`` under the same barriers 0.57. What
+squares 0.66 of it together, 0.61 to 0.73 each; with tiles brought by ``cp.async`` under the same barriers 0.57. What
 it waits for is power, of which the card draws all it may: of 502 TFLOP/s at 8192^3, leaving out ``ldmatrix`` makes 524,
 stores too 531. Stores cost 13% where k is 768, 3% where it is 3072.
 
