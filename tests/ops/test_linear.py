@@ -5,6 +5,7 @@ import pytest
 
 from numstack import ops
 from numstack.autograd import backward
+from numstack.dtypes import bfloat16
 from numstack.errors import ConfigError, ShapeError
 from numstack.kernels import dropout as dropout_kernels
 from numstack.tensor import tensor
@@ -50,6 +51,23 @@ def test_mlp(arrays, rng, p):
 
 def test_linear_residual(arrays):
     check_operation(ops.linear_residual, lambda x, w, b, r: x @ w + b + r, *arrays)
+
+
+def test_a_branch_of_16_bits_beside_a_float32_residual(arrays, rng):
+    """What comes back is rounded for the products alone: not for the bias, nor on its way along the residual."""
+    branch = [a.astype(bfloat16) for a in arrays[:2]]
+    x, weight, bias, residual = (tensor(a, requires_grad=True) for a in (*branch, *arrays[2:]))
+    out = ops.linear_residual(x, weight, bias, residual)
+    assert out.dtype == np.float32
+    exact = [a.astype(np.float64) for a in (*branch, *arrays[2:])]
+    assert_close(out.numpy(), exact[0] @ exact[1] + exact[2] + exact[3])
+    dout = rng.standard_normal(out.shape).astype(np.float32)
+    backward(out, gradient=tensor(dout))
+    np.testing.assert_array_equal(residual.grad.numpy(), dout)
+    assert_close(bias.grad.numpy(), dout.sum((0, 1), dtype=np.float64))
+    rounded = dout.astype(bfloat16).astype(np.float64)
+    assert_close(x.grad.numpy(), rounded @ exact[1].T, dtype="bfloat16")
+    assert_close(weight.grad.numpy(), np.einsum("btk,btn->kn", exact[0], rounded), dtype="bfloat16")
 
 
 def test_linear_residual_drops_the_branch_but_not_the_residual(arrays):

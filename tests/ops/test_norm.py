@@ -32,6 +32,23 @@ def test_the_result_may_have_another_format(rng):
     assert_close(bias.grad.numpy(), np.full(37, 4.0))
 
 
+def test_a_stream_is_kept_in_the_format_of_its_branch(rng):
+    """A float32 x goes as soon as nobody else holds it; its gradient needs half of that until backward."""
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((64, 256), (256,), (256,))]
+    leaf, weight, bias = (tensor(a, requires_grad=True) for a in arrays)
+    x = ops.scale(leaf, 1.0)
+    before = memory.statistics().live
+    y = ops.layernorm(x, weight, bias, out=bfloat16)
+    kept = memory.statistics().live - before - y.array.nbytes
+    assert x.array.nbytes // 2 <= kept < x.array.nbytes  # and the statistics of rows
+    freed = x.array.nbytes
+    del x
+    assert memory.statistics().live == before + y.array.nbytes + kept - freed
+    backward(y)
+    centred = layernorm(arrays[0].astype(np.float64), 1, 0)
+    assert_close(weight.grad.numpy(), centred.sum(0), atol=0.1)  # 64 terms of x rounded to 8 bits
+
+
 def test_weight_alone_wants_a_gradient(rng):
     x, weight, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((4, 5), (5,), (5,)))
     leaf = tensor(weight, requires_grad=True)
