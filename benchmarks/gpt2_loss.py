@@ -50,6 +50,8 @@ def main() -> None:
         vars(options).update(SMOKE)
     if importlib.util.find_spec("torch") is None:
         sys.exit("gpt2_loss: PyTorch is not installed, so there is nothing to compare with; install it first")
+    if options.peers < 2:
+        sys.exit(f"gpt2_loss: --peers {options.peers}; a run of PyTorch is compared with the others: at least 2")
     dataset = shakespeare(options.tokenizer)
     config = GPTConfig(options.layers, options.heads, options.width, options.context, dataset.tokenizer.vocabulary_size)
     sampler = Sampler(dataset.train, batch=options.batch, context=options.context, seed=0)

@@ -13,7 +13,7 @@ from numstack.errors import ConfigError
 
 # Benchmarks are programs beside the package, not part of it: they need a checkout.
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
-NOT_BENCHMARKS = {"__init__", "harness", "membound_cases", "simt_kernels", "step_profile"}
+NOT_BENCHMARKS = {"__init__", "harness", "simt_kernels", "step_profile"}
 
 
 def benchmarks() -> dict[str, str]:

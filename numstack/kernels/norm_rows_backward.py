@@ -208,7 +208,7 @@ def backward(
 ) -> Kernel:
     """dx, and each block's sums over its rows: dweight, and if ``centred`` dbias, in ``partial_N``, shape (2, G, C).
 
-    ``storage`` is the numba type of what dy and x hold, ``dx_storage`` of what dx does: the same, or float32;
+    ``storage`` is the numba type of what dy and x hold, ``dx_storage`` of what dx does: as many bits, or float32;
     ``is_full``: a warp has a row and no place past its end; ``accumulate``: dx is added to; ``starts_early``: the next
     kernel does.
     """

@@ -112,6 +112,21 @@ def test_sixteen_bits(dtype, in_registers):
     assert_close(dweight, expected_dweight, atol=2e-5)
 
 
+@pytest.mark.parametrize("adds", [False, True], ids=["sets", "adds"])
+@pytest.mark.parametrize("variant", rmsnorm.BACKWARD.runnable())
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16)], ids=str)
+def test_backward_into_a_float32_stream(dtype, variant, adds):
+    """dy and x have 16 bits, dx does not; as exact as float32, but for the rounding of the inputs that both share."""
+    for what, shape in shapes(variant).items():
+        x, dy, weight = inputs(*shape)
+        x, dy = (x / 8).astype(dtype), dy.astype(dtype)
+        stream = np.random.default_rng(0).standard_normal(shape, np.float32)
+        dx, dweight = backward(dy, x, weight, dx=stream if adds else None, accumulate_dx=adds, variant=variant)
+        expected = rmsnorm.reference_backward(dy, x, weight, EPS)
+        assert_close(dx, expected[0] + stream if adds else expected[0], atol=2e-5, what=f"dx of {what}")
+        assert_close(dweight, expected[1], atol=2e-5, what=f"dweight of {what}")
+
+
 def test_reference_backward_by_finite_differences():
     x, dy, weight = (a.astype(np.float64) for a in inputs(3, 5))
     dx, dweight = rmsnorm.reference_backward(dy, x, weight, EPS)
