@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import random
 import statistics
 import subprocess
 import time
@@ -65,16 +66,17 @@ def median_s(
 
 
 def interleaved_s(calls: dict[str, Callable[[], Any]], runs: int = 20, warm: int = 2) -> dict[str, float]:
-    """Median seconds of each call on a GPU, between events on the default stream, the calls in turns.
+    """Median seconds of each call on a GPU, between events on the default stream, the calls in turns, in random order.
 
-    A clock that falls as the card grows warm then falls for all of them.
+    A clock that falls as the card grows warm then falls for all of them, and no call always runs behind the same other.
     """
     stream = current_device().default_stream
     for call in [*calls.values()] * warm:
         call()
     events: dict[str, list[Any]] = {name: [] for name in calls}
+    order = random.Random(0)
     for _ in range(runs):
-        for name, call in calls.items():
+        for name, call in order.sample(list(calls.items()), len(calls)):
             start = stream.record()
             call()
             events[name].append((start, stream.record()))

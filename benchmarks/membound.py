@@ -10,9 +10,9 @@ operation moves: small operations do not reach the first. Each operation is chec
 outputs filled with NaN before; "error" is the norm of the difference over the norm. Times are medians by events, behind
 work that keeps the GPU busy until all is queued. Ours, PyTorch's ways and the equal copy run in turns, in random order,
 so that neither a clock that drifts nor what ran before favours one of them; each finds the L2 cache as one more run of
-its own left it, or empty if small. The ends of a run blur its time by a microsecond, so those that tie with the fastest
-go on taking turns, the shorter the more. Single runs of 65 us vary by 1.2%, so that the ratio of two medians should be
-good to some 0.2%.
+its own left it, or empty if small. Those that tie with the fastest go on taking turns, the shorter the more. The ends
+of a run blur its time by a microsecond, so these turns, and the equal copy's, are IN_A_ROW runs, one behind the other
+as in a training step, where the cache cannot hold what one leaves for the next.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from numstack.errors import ConfigError
 RUNS = 25
 SLOW_S, SLOW_RUNS = 0.02, 3  # what takes longer runs less often
 TIE = 1.04  # what takes at most that much of the least time ties with it, and runs again
-TIE_S, TIE_RUNS = 0.03, 200  # for so long, or so often at most
+TIE_S, TIE_RUNS = 0.3, 200  # for so long, or so often at most
+IN_A_ROW = 10
+IN_A_ROW_BYTES = 1 << 28  # bytes moved, from which on runs follow one another
 COPY_BYTES = 1 << 30
 L2_BYTES = 1 << 28  # what is read to empty the cache; several times its size
 SMALL_CASE = 1 << 29  # bytes moved, below which the cache is emptied before
@@ -94,19 +96,22 @@ class GpuClock:
         least = min(medians.values(), default=0.0)
         ties = {name: run for name, run in quick.items() if medians[name] < TIE * least and name != EQUAL_COPY}
         if len(ties) > 1:
-            more = self._in_turns(ties, min(TIE_RUNS, int(TIE_S / least)), nbytes)
-            medians |= {name: statistics.median(times[name] + seconds) for name, seconds in more.items()}
+            in_a_row = IN_A_ROW if nbytes >= IN_A_ROW_BYTES else 1
+            again = {name: run for name, run in quick.items() if name in ties or name == EQUAL_COPY}
+            more = self._in_turns(again, min(TIE_RUNS, int(TIE_S / least / in_a_row)), nbytes, in_a_row)
+            medians |= {name: statistics.median(seconds) for name, seconds in more.items()}
         return medians
 
-    def _in_turns(self, runs: Runs, n_turns: int, nbytes: int) -> dict[str, list[float]]:
-        """Seconds of each in each turn."""
+    def _in_turns(self, runs: Runs, n_turns: int, nbytes: int, in_a_row: int = 1) -> dict[str, list[float]]:
+        """Seconds of a run of each, in each turn."""
         events: dict[str, list[Any]] = {name: [] for name in runs}
         order = random.Random(0)  # what ran before a run moves it by up to 3%
         for _ in range(n_turns):
             for name, run in order.sample(list(runs.items()), len(runs)):
-                events[name].append(self._timed(run, nbytes))
+                events[name].append(self._timed(run, nbytes, in_a_row))
         self._torch.cuda.synchronize()
-        return {name: [1e-3 * start.elapsed_time(end) for start, end in pairs] for name, pairs in events.items()}
+        to_s = 1e-3 / in_a_row
+        return {name: [to_s * start.elapsed_time(end) for start, end in pairs] for name, pairs in events.items()}
 
     def _is_slow(self, run: Callable[[], Any]) -> bool:
         """Whether a few runs must do; the first of two may compile."""
@@ -118,8 +123,8 @@ class GpuClock:
         cuda.synchronize()
         return time.perf_counter() - started >= SLOW_S
 
-    def _timed(self, run: Callable[[], Any], nbytes: int) -> tuple[Any, Any]:
-        """Events around a run."""
+    def _timed(self, run: Callable[[], Any], nbytes: int, in_a_row: int) -> tuple[Any, Any]:
+        """Events around so many runs."""
         cuda = self._torch.cuda
         start, end = (cuda.Event(enable_timing=True) for _ in range(2))
         # Lines that someone else wrote would have to leave the cache while we measure.
@@ -129,7 +134,8 @@ class GpuClock:
             run()
         cuda._sleep(WAIT_CYCLES)
         start.record()
-        run()
+        for _ in range(in_a_row):
+            run()
         end.record()
         return start, end
 

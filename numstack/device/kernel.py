@@ -37,18 +37,27 @@ class Kernel:
     cluster : int
         Blocks that run together and see one another's shared memory (``numstack.device.ptx.cluster``).
     starts_early : bool
-        Its blocks may start before the kernel ahead of it on the stream is over (``ptx.wait_for_kernel_before``).
+        Its blocks may be there before the kernel ahead of it on the stream is over.
+    first_acts : tuple of str
+        Functions of ``numstack.device.ptx.sync`` that a compiler for GPUs from Hopper on has it call first.
     """
 
     def __init__(
-        self, py_func: Callable[..., None], name: str | None = None, cluster: int = 1, starts_early: bool = False
+        self,
+        py_func: Callable[..., None],
+        name: str | None = None,
+        cluster: int = 1,
+        starts_early: bool = False,
+        waits_itself: bool = False,
     ) -> None:
         self.__doc__ = py_func.__doc__
         self.__module__ = py_func.__module__
         self.py_func = py_func
         self.name = name or f"{py_func.__module__.rpartition('.')[2]}.{py_func.__name__.lstrip('_')}"
         self.cluster = cluster
-        self.starts_early = starts_early
+        self.starts_early = starts_early or waits_itself
+        waits = ("wait_for_kernel_before",) if starts_early else ()
+        self.first_acts = () if waits_itself else (*waits, "let_next_kernel_start")
         self.parameters = tuple(inspect.signature(py_func).parameters)
         self._launches: dict[tuple[Any, ...], Launch] = {}
 
@@ -148,13 +157,16 @@ class CheckedLaunches:
 @overload
 def kernel(py_func: Callable[..., None]) -> Kernel: ...
 @overload
-def kernel(*, name: str, cluster: int = 1, starts_early: bool = False) -> Callable[[Callable[..., None]], Kernel]: ...
+def kernel(
+    *, name: str, cluster: int = 1, starts_early: bool = False, waits_itself: bool = False
+) -> Callable[[Callable[..., None]], Kernel]: ...
 def kernel(
     py_func: Callable[..., None] | None = None,
     *,
     name: str | None = None,
     cluster: int = 1,
     starts_early: bool = False,
+    waits_itself: bool = False,
 ) -> Any:
     """Make a kernel of a plain numba.cuda function.
 
@@ -167,9 +179,14 @@ def kernel(
     cluster : int, optional
         Blocks of a cluster, for Hopper GPUs; the grid's x must be a multiple.
     starts_early : bool, optional
-        For GPUs from Hopper on: blocks start as soon as the kernel ahead of it on the stream has said, in each of its
-        blocks, ``ptx.let_next_kernel_start()``, and there is room. It must call ``ptx.wait_for_kernel_before()`` in
-        each block, before it reads or writes what another kernel writes or reads.
+        From Hopper on its blocks are there before the kernel ahead of it on the stream is over (programmatic dependent
+        launch), and wait for its end in their first instruction, which the compiler puts in: so what it takes to start
+        a kernel is hidden. For kernels of many blocks, or of few that do little; not where a block stays to the end, as
+        early ones take multiprocessors as these become free, not in turn.
+    waits_itself : bool, optional
+        Starts early, and nothing is put in: it calls ``ptx.wait_for_kernel_before()`` in each block, before it reads or
+        writes what the kernel ahead writes or reads. All before that one is over: it has waited itself, if need be,
+        before this one may start.
 
     Examples
     --------
@@ -181,5 +198,5 @@ def kernel(
     >>> double[1, 32](x)
     """
     if py_func is None:
-        return lambda function: Kernel(function, name, cluster, starts_early)
+        return lambda function: Kernel(function, name, cluster, starts_early, waits_itself)
     return Kernel(py_func, name)

@@ -158,7 +158,8 @@ class OfflineDevice(Device):
         threads = block[0] * block[1] * block[2]
         key = (kernel, threads, type_key(kernel, args))
         if self._compiles and key not in self.builds:
-            cubin = cache.cubin(kernel.py_func, numba_types(kernel, args), threads, self.architecture)
+            arg_types = numba_types(kernel, args)
+            cubin = cache.cubin(kernel.py_func, arg_types, threads, self.architecture, kernel.first_acts)
             capability = self.architecture.compute_capability
             self.builds[key] = Build(
                 kernel=kernel.name,

@@ -337,7 +337,7 @@ def _forward_backward_in_clusters(arrays: Arrays, classes: int, ignore_index: in
     )
     in_clusters = on_chip.forward_backward_in_clusters(from_dtype(logits.dtype), per_thread)
     in_clusters[n_left * on_chip.CLUSTER, on_chip.CLUSTER_THREADS, stream](*first, flops=7 * n_left * V)
-    rows_on_chip = on_chip.forward_backward(from_dtype(logits.dtype), threads, n_spans, starts_early=True)
+    rows_on_chip = on_chip.forward_backward(from_dtype(logits.dtype), threads, n_spans, beside_another=True)
     rows_on_chip[min(R - n_left, n_blocks), threads, stream, nbytes](*others, flops=7 * (R - n_left) * V)
 
 

@@ -134,11 +134,11 @@ def _of_words(dtype: Any) -> tuple[Any, Any]:
 
 
 @functools.cache
-def forward_backward(dtype: Any, threads: int, n_spans: int, *, starts_early: bool = False) -> Kernel:
+def forward_backward(dtype: Any, threads: int, n_spans: int, *, beside_another: bool = False) -> Kernel:
     """Loss and gradient of rows of logits of a numba ``dtype``; n_spans whole spans of classes stay in shared memory.
 
-    One axis for all logits; block ``threads``; dynamic shared memory for the spans. ``starts_early``: beside the kernel
-    before, with which it shares no row.
+    One axis for all logits; block ``threads``; dynamic shared memory for the spans. ``beside_another``: the
+    kernel before, with which it shares no row.
     """
     per_thread, held = PER_THREAD, HELD
     of = words_of(dtype)
@@ -150,7 +150,7 @@ def forward_backward(dtype: Any, threads: int, n_spans: int, *, starts_early: bo
     with_more, to_gradient = _of_words(dtype)
     wait = _wait_for_all_but()
 
-    @kernel(name="cross_entropy.forward_backward rows_on_chip", starts_early=starts_early)
+    @kernel(name="cross_entropy.forward_backward rows_on_chip", waits_itself=beside_another)
     def rows_on_chip(logits_N, targets_R, loss_R, dlogits_N, scale_1, V, classes, ignore_index):
         pairs = cuda.shared.array(n_pairs, float32)  # maximum and sum of each warp, of this row and of the one before
         kept_N = cuda.shared.array(0, dtype)
@@ -247,7 +247,7 @@ def forward_backward(dtype: Any, threads: int, n_spans: int, *, starts_early: bo
             row = following
             start = then
             half = 1 - half
-        if starts_early:
+        if beside_another:
             ptx.wait_for_kernel_before()  # what comes after this kernel is after both
 
     return rows_on_chip
@@ -260,10 +260,7 @@ def vectors_in_cluster(V: int, itemsize: int) -> int:
 
 @functools.cache
 def forward_backward_in_clusters(dtype: Any, per_thread: int) -> Kernel:
-    """Loss and gradient of a row a cluster, ``per_thread`` vectors of it in registers of each thread.
-
-    The next kernel may start at once.
-    """
+    """Loss and gradient of a row a cluster, ``per_thread`` vectors of it in registers of each thread."""
     of = words_of(dtype)
     vector = WORDS * of.elements
     threads = CLUSTER_THREADS
@@ -278,7 +275,6 @@ def forward_backward_in_clusters(dtype: Any, per_thread: int) -> Kernel:
         of_blocks = cuda.shared.array(n_pairs, float32)  # maximum and sum of each block of the cluster
         x = cuda.local.array(vector, float32)
         words = cuda.local.array(n_words, uint32)
-        ptx.let_next_kernel_start()
         row = cuda.blockIdx.x // CLUSTER
         block = cuda.blockIdx.x % CLUSTER
         own = (block * threads + cuda.threadIdx.x) * vector

@@ -129,7 +129,7 @@ def forward(block: int, per_thread: int = PER_THREAD) -> Kernel:
     """Loss and log-sum-exp."""
     n_values, stride, span = VECTOR * per_thread, VECTOR * block, VECTOR * block * per_thread
 
-    @kernel(name="cross_entropy.forward vectors")
+    @kernel(name="cross_entropy.forward vectors", starts_early=True)
     def forward_vectors(logits_RV, targets_R, loss_R, lse_R, classes, ignore_index):
         warps = cuda.shared.array((2, 2, WARP), float32)
         x = cuda.local.array(n_values, float32)
@@ -207,7 +207,7 @@ def backward(block: int, per_thread: int = PER_THREAD) -> Kernel:
     n_values, stride, span = VECTOR * per_thread, VECTOR * block, VECTOR * block * per_thread
     of_values, store_vector, of_target, zero_row = _gradient(block, per_thread)
 
-    @kernel(name="cross_entropy.backward vectors")
+    @kernel(name="cross_entropy.backward vectors", starts_early=True)
     def backward_vectors(logits_RV, targets_R, lse_R, dlogits_RV, scale_1, classes, ignore_index):
         x = cuda.local.array(n_values, float32)
         row = cuda.blockIdx.x

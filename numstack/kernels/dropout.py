@@ -93,7 +93,7 @@ def vector_kernel(block: int = BLOCK, per_thread: int = PER_THREAD) -> Kernel:
     """The kernel of the variant ``vectors``, for blocks and threads of this size."""
     n_values, stride, span = VECTOR * per_thread, VECTOR * block, VECTOR * block * per_thread
 
-    @kernel(name="dropout.dropout vectors")
+    @kernel(name="dropout.dropout vectors", starts_early=True)
     def dropout_vectors(
         x_N, y_N, threshold, scale, offset,
         k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, k11, k12, k13, k14, k15, k16, k17, k18, k19

@@ -122,7 +122,7 @@ _VECTOR_ACCESSES = {4: (load4, store4), 8: (load8, store8)}
 def _make_add_vectors(width: int) -> Kernel:
     load, store = _VECTOR_ACCESSES[width]
 
-    @kernel(name=f"elementwise.add vectors of {width}")
+    @kernel(name=f"elementwise.add vectors of {width}", starts_early=True)
     def add_vectors(a_N, b_N, out_N):
         a = cuda.local.array(width, float32)
         b = cuda.local.array(width, float32)
@@ -145,7 +145,7 @@ def _make_map_vectors(name: str, function: Callable[..., Any], width: int) -> Ke
     """out = function(x, factor)."""
     load, store = _VECTOR_ACCESSES[width]
 
-    @kernel(name=f"elementwise.{name} vectors of {width}")
+    @kernel(name=f"elementwise.{name} vectors of {width}", starts_early=True)
     def map_vectors(x_N, out_N, factor):
         x = cuda.local.array(width, float32)
         n = out_N.size
@@ -165,7 +165,7 @@ def _make_map_vectors(name: str, function: Callable[..., Any], width: int) -> Ke
 def _make_fill_vectors(width: int) -> Kernel:
     _, store = _VECTOR_ACCESSES[width]
 
-    @kernel(name=f"elementwise.fill vectors of {width}")
+    @kernel(name=f"elementwise.fill vectors of {width}", starts_early=True)
     def fill_vectors(x_N, value):
         values = cuda.local.array(width, float32)
         for e in range(width):
@@ -285,7 +285,7 @@ def transpose_vector_tile(pack: int, rows: int = TILE_ROWS, words: int = TILE_WO
     row_vectors, far_groups = words // 4, rows // group // 8
     tile_words = rows * words + rows // group * 4
 
-    @kernel(name=f"elementwise.transpose vector_tile of {'two' if pack == 2 else 'one'}")
+    @kernel(name=f"elementwise.transpose vector_tile of {'two' if pack == 2 else 'one'}", starts_early=True)
     def transpose(x_RW, out_CQ, n_rows, n_columns):
         tile = cuda.shared.array(tile_words, float32)
         vectors = cuda.local.array(n_in_words, float32)

@@ -34,7 +34,9 @@ def forward(dtype: Any, *, has_positions: bool, texts: int = TEXTS) -> Kernel:
     vector = WORDS * words_of(dtype).elements
     n_words = WORDS * texts
 
-    @kernel(name="embedding.forward_positions vectors" if has_positions else "embedding.forward vectors")
+    @kernel(
+        name="embedding.forward_positions vectors" if has_positions else "embedding.forward vectors", starts_early=True
+    )
     def forward_vectors(tokens_N, token_table_N, position_table_N, out_N, B, T, V, n_vectors):
         words = cuda.local.array(n_words, uint32)
         position = cuda.local.array(WORDS, uint32)

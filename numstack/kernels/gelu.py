@@ -241,7 +241,7 @@ def _vector_kernels(
         gate, complement = gates(x)
         return gate + x * gate_slope(x, gate, complement)
 
-    @kernel(name=f"gelu.forward {form} vectors")
+    @kernel(name=f"gelu.forward {form} vectors", starts_early=True)
     def forward(x_N, y_N):
         x = cuda.local.array(elements, float32)
         first = cuda.blockIdx.x * TILE
@@ -257,7 +257,7 @@ def _vector_kernels(
                 gate, _ = gates(widen(x_N[i]))
                 y_N[i] = narrow(widen(x_N[i]) * gate, y_N.dtype)
 
-    @kernel(name=f"gelu.backward {form} vectors")
+    @kernel(name=f"gelu.backward {form} vectors", starts_early=True)
     def backward(dy_N, x_N, dx_N):
         x = cuda.local.array(elements, float32)
         dy = cuda.local.array(elements, float32)
@@ -273,7 +273,7 @@ def _vector_kernels(
             for i in range(first + cuda.threadIdx.x, x_N.size, VECTOR_BLOCK):
                 dx_N[i] = narrow(widen(dy_N[i]) * slope(widen(x_N[i])), dx_N.dtype)
 
-    @kernel(name=f"gelu.forward_backward {form} vectors")
+    @kernel(name=f"gelu.forward_backward {form} vectors", starts_early=True)
     def forward_backward(x_N, dy_N, y_N, dx_N):
         x = cuda.local.array(elements, float32)
         dy = cuda.local.array(elements, float32)

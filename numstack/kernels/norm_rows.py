@@ -298,7 +298,7 @@ def forward(places: Places, centred: bool, storage: Any, keeps: bool = False) ->
     rounded = round_bf16 if storage == uint16 else round_any
     operation = "layernorm_residual" if is_sum else "layernorm" if centred else "rmsnorm"
 
-    @kernel(name=f"{operation}.forward row_in_registers")
+    @kernel(name=f"{operation}.forward row_in_registers", starts_early=True)
     def row_in_registers(x_N, residual_N, weight_C, bias_C, total_N, y_N, mean_R, rstd_R, R, eps, inverse_C):
         x = cuda.local.array(n_x, float32)
         other = cuda.local.array(n_other, float32)

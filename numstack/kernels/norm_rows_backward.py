@@ -137,13 +137,12 @@ def launch(
     R, C = x.shape
     device = current_device()
     centred = len(sums) == 2
-    starts_early = device.properties.compute_capability >= (9, 0)
     fetched = Fetched(x.itemsize, dx.itemsize if accumulate_dx else 0)
     layout, stages, blocks = plan_backward(R, C, fetched)
     is_full = layout.threads == WARP and layout.vectors * VECTOR * WARP == C
     if R > 0:  # nothing lies where arrays without elements are, so nothing is fetched from there
         types = from_dtype(x.dtype), from_dtype(dx.dtype)
-        staged_rows = backward(layout, stages, is_full, centred, accumulate_dx, *types, starts_early)
+        staged_rows = backward(layout, stages, is_full, centred, accumulate_dx, *types)
         shared_bytes = stages * stage_bytes(layout, fetched)
         staged_rows[blocks, layout.block, stream, shared_bytes](
             flat(dy), flat(x), weight, mean, rstd, flat(dx), workspace, 1 / C, flops=16 * R * C
@@ -151,7 +150,7 @@ def launch(
     else:
         blocks = 0
     rounds = ceil_div(device.properties.multiprocessors, WARP)
-    sum_of_blocks = sum_blocks(rounds, starts_early)
+    sum_of_blocks = sum_blocks(rounds)
     sum_of_blocks[(ceil_div(C, WARP), len(sums)), (WARP, WARP), stream](
         workspace, sums[0], sums[-1], blocks, accumulate
     )
@@ -204,13 +203,11 @@ def backward(
     accumulate: bool,
     storage: Any,
     dx_storage: Any,
-    starts_early: bool,
 ) -> Kernel:
     """dx, and each block's sums over its rows: dweight, and if ``centred`` dbias, in ``partial_N``, shape (2, G, C).
 
     ``storage`` is the numba type of what dy and x hold, ``dx_storage`` of what dx does: as many bits, or float32;
-    ``is_full``: a warp has a row and no place past its end; ``accumulate``: dx is added to; ``starts_early``: the next
-    kernel does.
+    ``is_full``: a warp has a row and no place past its end; ``accumulate``: dx is added to.
     """
     threads, vectors, rows = layout
     elements = VECTOR * vectors
@@ -289,8 +286,6 @@ def backward(
         shared = cuda.shared.array(of_sums, float32)
         staged = cuda.shared.array(0, storage)
         old = cuda.shared.array(0, dx_storage)  # the same memory
-        if starts_early:
-            ptx.let_next_kernel_start()
         C = of_row if is_full else weight_C.size
         R = rstd_R.size
         row0 = cuda.blockIdx.x * rows
@@ -406,14 +401,14 @@ def backward(
 
 
 @functools.cache
-def sum_blocks(rounds: int, starts_early: bool) -> Kernel:
+def sum_blocks(rounds: int) -> Kernel:
     """Sums of columns of ``n_blocks`` rows, at most 32 ``rounds``, of each of the arrays in ``partial_N``.
 
     Block (32, 32), of 32 columns of one array: warp y adds rows y, y + 32, ..., all of them on their way at once; then
     it adds up, by shuffles, the 32 sums of column y.
     """
 
-    @kernel(name="norm.sum_blocks", starts_early=starts_early)
+    @kernel(name="norm.sum_blocks", starts_early=True)
     def sums_of_blocks(partial_N, dweight_C, dbias_C, n_blocks, accumulate):
         shared = cuda.shared.array((WARP, ODD), float32)
         values = cuda.local.array(rounds, float32)
@@ -422,8 +417,6 @@ def sum_blocks(rounds: int, starts_early: bool) -> Kernel:
         C = dweight_C.size
         c = cuda.blockIdx.x * WARP + lane
         first = cuda.blockIdx.y * n_blocks * C + c
-        if starts_early:
-            ptx.wait_for_kernel_before()
         for k in range(rounds):
             block = k * WARP + warp
             values[k] = float32(0)

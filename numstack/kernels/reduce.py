@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda, float32, from_dtype, int32
 
-from numstack.device import Array, Kernel, Stream, current_device, kernel, narrow, widen
+from numstack.device import Array, Kernel, Stream, kernel, narrow, widen
 from numstack.errors import ShapeError
 from numstack.kernels import elementwise
 from numstack.kernels.launch import (
@@ -173,7 +173,7 @@ def _make_phases(
         if cuda.threadIdx.x == 0:
             partial_P[cuda.blockIdx.x] = value
 
-    @kernel(name=f"reduce.{name} second phase")
+    @kernel(name=f"reduce.{name} second phase", starts_early=True)
     def second_phase(partial_P, out_1, n_partials):
         shared = cuda.shared.array(BLOCK, dtype)
         value = neutral(partial_P)
@@ -455,8 +455,7 @@ def _sum_rows_by_vectors(
 ) -> None:
     n_rows, n_columns = x_RC.shape
     n_tiles, n_stretches, stretch = n_tiles_and_stretches(n_rows, n_columns, copy_RC is not None)
-    starts_early = current_device().properties.compute_capability >= (9, 0)
-    first_phase, second_phase = sum_rows_phases(from_dtype(x_RC.dtype), copy_RC is not None, starts_early)
+    first_phase, second_phase = sum_rows_phases(from_dtype(x_RC.dtype), copy_RC is not None)
     copy_N = workspace if copy_RC is None else flat(copy_RC)  # without a copy an array that is written anyway
     first_phase[(n_tiles, n_stretches), (WARP, WARPS), stream](
         flat(x_RC), copy_N, workspace, n_rows, n_columns, stretch, flops=x_RC.size

@@ -79,8 +79,8 @@ def n_tiles_and_stretches(n_rows: int, n_columns: int, copies: bool) -> tuple[in
 
 
 @functools.cache
-def sum_rows_phases(dtype: Any, copies: bool, starts_early: bool) -> tuple[Kernel, Kernel]:
-    """Both kernels of ``sum_rows`` of a numba ``dtype``; ``starts_early``: the second is there when the first is over.
+def sum_rows_phases(dtype: Any, copies: bool) -> tuple[Kernel, Kernel]:
+    """Both kernels of ``sum_rows`` of a numba ``dtype``.
 
     If it ``copies``, the first stores each row in ``copy_N`` as well; if not, nothing looks at that.
 
@@ -119,8 +119,6 @@ def sum_rows_phases(dtype: Any, copies: bool, starts_early: bool) -> tuple[Kerne
         row = cuda.local.array(VECTOR, float32)
         total = cuda.local.array(VECTOR, float32)
         shared = cuda.shared.array((WARPS, VECTOR, WARP), float32)
-        if starts_early:
-            ptx.let_next_kernel_start()
         lane = cuda.threadIdx.x
         warp = cuda.threadIdx.y
         c = cuda.blockIdx.x * COLUMNS + lane * VECTOR
@@ -153,7 +151,7 @@ def sum_rows_phases(dtype: Any, copies: bool, starts_early: bool) -> tuple[Kerne
                 whole += shared[w, warp, lane]
             partial_SC[cuda.blockIdx.y * C + c + warp] = whole
 
-    @kernel(name="reduce.sum_rows second phase vectors", starts_early=starts_early)
+    @kernel(name="reduce.sum_rows second phase vectors", starts_early=True)
     def second_phase(partial_SC, out_C, n_partials, accumulate):
         """out = sums of columns of the first ``n_partials`` rows, by blocks of 32 x 32 threads.
 
@@ -165,8 +163,6 @@ def sum_rows_phases(dtype: Any, copies: bool, starts_early: bool) -> tuple[Kerne
         C = out_C.size
         c = cuda.blockIdx.x * WARP + lane
         total = float32(0)
-        if starts_early:
-            ptx.wait_for_kernel_before()
         for s0 in range(0, n_partials, WARP):
             s = s0 + warp
             if s < n_partials and c < C:

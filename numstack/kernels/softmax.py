@@ -165,7 +165,7 @@ def _forward_in_registers(layout: Layout, is_full: bool) -> Kernel:
     elements = VECTOR * vectors
     load, store, totals, largest_of = row_functions(threads, vectors, is_full)
 
-    @kernel(name="softmax.forward row_in_registers")
+    @kernel(name="softmax.forward row_in_registers", starts_early=True)
     def forward_in_registers(x_RC, y_RC):
         x = cuda.local.array(elements, float32)
         total = cuda.local.array(1, float32)
@@ -205,7 +205,7 @@ def _backward_in_registers(layout: Layout, is_full: bool) -> Kernel:
     elements = VECTOR * vectors
     load, store, totals, _ = row_functions(threads, vectors, is_full)
 
-    @kernel(name="softmax.backward row_in_registers")
+    @kernel(name="softmax.backward row_in_registers", starts_early=True)
     def backward_in_registers(dy_RC, y_RC, dx_RC):
         dy = cuda.local.array(elements, float32)
         y = cuda.local.array(elements, float32)

@@ -21,26 +21,33 @@ from numstack.device.cuda.compiler import Architecture, Cubin, compile_cubin
 
 # Whatever turns source into machine code, our own part of it included.
 TOOLS = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink")
-OUR_TOOLS = ("conversions.py", "ptx/assembly.py", "cuda/compiler.py")
+OUR_TOOLS = ("conversions.py", "ptx/assembly.py", "cuda/compiler.py", "cuda/passes.py")
 
 
 def cubin(
-    py_func: Callable[..., None], arg_types: tuple[types.Type, ...], threads: int, architecture: Architecture
+    py_func: Callable[..., None],
+    arg_types: tuple[types.Type, ...],
+    threads: int,
+    architecture: Architecture,
+    first_acts: tuple[str, ...] = (),
 ) -> Cubin:
     """The machine code of a kernel, from the cache or freshly compiled.
+
+    ``first_acts``: as of a :class:`~numstack.device.kernel.Kernel`.
 
     Raises
     ------
     KernelError
         If it does not compile.
     """
-    depends_on = (simt.source_digest(py_func), str(arg_types), str(threads), architecture.name, _tools())
+    acts = first_acts if architecture.starts_early else ()
+    depends_on = (simt.source_digest(py_func), str(arg_types), str(threads), architecture.name, str(acts), _tools())
     key = hashlib.sha256("\0".join(depends_on).encode()).hexdigest()
     path = simt.cache_directory() / "cubin" / f"{py_func.__name__.lstrip('_')}-{key[:32]}.cubin"
     try:
         return Cubin.from_bytes(path.read_bytes())
     except (FileNotFoundError, ValueError, KeyError, TypeError):  # never stored, or damaged: compile
-        with passes.quick():  # the code is the same, so the key knows nothing of it
+        with passes.quick(py_func, acts):
             compiled = compile_cubin(py_func, arg_types, threads, architecture)
         simt.write_atomically(path, compiled.to_bytes())
         return compiled

@@ -61,6 +61,11 @@ class Architecture:
         return self.major, self.minor
 
     @property
+    def starts_early(self) -> bool:
+        """Whether a kernel's blocks may be there before the kernel ahead of it on the stream is over."""
+        return self.compute_capability >= (9, 0)
+
+    @property
     def name(self) -> str:
         return f"sm_{self.major}{self.minor}{'a' if self.specific else ''}"
 

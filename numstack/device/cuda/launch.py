@@ -41,8 +41,8 @@ class CompiledKernel:
         code: bytes,
         resources: Resources,
         arg_types: tuple[types.Type, ...],
-        cluster: int = 1,
-        starts_early: bool = False,
+        cluster: int,
+        starts_early: bool,
     ) -> None:
         self.resources = resources
         self._cluster = cluster
@@ -138,8 +138,9 @@ def _config(grid: Dim, block: Dim, shared_bytes: int, cluster: int, starts_early
 
 def load(kernel: Kernel, arg_types: tuple[types.Type, ...], threads: int, architecture: Architecture) -> CompiledKernel:
     """Take the kernel's cubin from the cache, or compile it, and load it on the GPU."""
-    cubin = cache.cubin(kernel.py_func, arg_types, threads, architecture)
-    return CompiledKernel(cubin.code, cubin.resources, arg_types, kernel.cluster, kernel.starts_early)
+    cubin = cache.cubin(kernel.py_func, arg_types, threads, architecture, kernel.first_acts)
+    starts_early = kernel.starts_early and architecture.starts_early
+    return CompiledKernel(cubin.code, cubin.resources, arg_types, kernel.cluster, starts_early)
 
 
 _SCALARS = {

@@ -91,12 +91,23 @@ def cluster_barrier() -> None:
     """Wait until all threads of all blocks of the cluster are here."""
 
 
-@ptx("griddepcontrol.launch_dependents;", touches_memory=True, is_nothing_on_cpu=True)
+@ptx(
+    "{ .reg .pred is_last; .reg .u32 n, left, x, y, z; "
+    "mov.u32 y, %nctaid.y; mov.u32 z, %nctaid.z; mul.lo.u32 left, y, z; "
+    "mov.u32 x, %nctaid.x; mul.lo.u32 left, left, x; "
+    "mov.u32 z, %ctaid.z; mov.u32 n, %ctaid.y; mad.lo.u32 n, z, y, n; "
+    "mov.u32 z, %ctaid.x; mad.lo.u32 n, n, x, z; sub.u32 left, left, n; "
+    "setp.le.u32 is_last, left, 8192; @is_last griddepcontrol.launch_dependents; }",
+    touches_memory=True,
+    is_nothing_on_cpu=True,
+)
 def let_next_kernel_start() -> None:
-    """Let blocks of the next kernel on the stream start once all of this one's said so, if it ``starts_early``.
+    """Let blocks of the next kernel on the stream start, if it may start early, once all of this one's have.
 
-    They take what room is left, and wait for the end of this kernel (``wait_for_kernel_before``): what is saved is the
-    time that it takes to start them. From Hopper on.
+    They take what room is left, and wait for the end of this kernel: what is saved is the time that it takes to start
+    them. From Hopper on. Only the last 8,192 blocks say so (``griddepcontrol.launch_dependents``), more than a GPU has
+    at once; those before are over by then. If each says it, blocks start at half the rate: on an H200 0.8 instead of
+    1.6 a nanosecond.
     """
 
 

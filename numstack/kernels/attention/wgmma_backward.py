@@ -84,7 +84,7 @@ def _make_prepare(width: int) -> Kernel:
     rows = SMALL_BLOCK // lanes
     n_steps = queries // rows
 
-    @kernel(name="attention.prepare_backward")
+    @kernel(name="attention.prepare_backward", starts_early=True)
     def _prepare(out_BHTD, do_BHTD, lse_BHT, rows_R, turns_S, tickets_1):
         head, tile, batch = cuda.blockIdx.x, int32(cuda.blockIdx.y), cuda.blockIdx.z
         thread = int32(cuda.threadIdx.x)
@@ -138,7 +138,7 @@ def _make_finish(width: int, dtype: str) -> Kernel:
     pack, put_packed = pack_of(dtype), make_put_packed(SWIZZLED)
     wait_until_read = tma.make_wait(0, reads_only=True)
 
-    @kernel(name="attention.finish_backward")
+    @kernel(name="attention.finish_backward", starts_early=True)
     def _finish(dq_E, dq_map, scale):
         base = integers.round_up_1024(integers.shared_address(cuda.shared.array(0, uint8)))
         half = sync.uniform(uint32(cuda.threadIdx.x) >> uint32(7))

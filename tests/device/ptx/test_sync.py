@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from numba import cuda, float32, int32, uint32
 
-from numstack.device import kernel, ptx
+from numstack.device import Kernel, kernel, ptx
 from numstack.device.ptx import sync
 from tests.device.ptx.support import Bench
 from tests.support import poisoned
@@ -92,9 +93,10 @@ def test_one_lane_is_chosen_and_the_first_is_heard(hopper: Bench) -> None:
     np.testing.assert_array_equal(hopper.result(first), np.repeat([5, 325, 645], 32))
 
 
-@kernel
+@kernel(name="slow writer", waits_itself=True)
 def _slow_writer(y_N, rounds):
-    """Says at once that the next kernel may start, and writes late."""
+    """Writes late; the next kernel is there before."""
+    ptx.wait_for_kernel_before()
     ptx.let_next_kernel_start()
     x = float32(cuda.grid(1))
     for _ in range(rounds):
@@ -102,21 +104,41 @@ def _slow_writer(y_N, rounds):
     y_N[cuda.grid(1)] = x
 
 
-@kernel(name="early reader", starts_early=True)
-def _early_reader(y_N, z_N):
+@kernel(name="reader", starts_early=True)
+def _reader(y_N, z_N):
+    """Reads what blocks of the other kernel wrote, each of them another's."""
+    i = cuda.grid(1)
+    z_N[i] = y_N[y_N.size - 1 - i]
+
+
+@kernel(name="late waiter", waits_itself=True)
+def _late_waiter(y_N, z_N):
     """Reads what blocks of the other kernel wrote, each of them another's."""
     i = cuda.grid(1)
     ptx.wait_for_kernel_before()
     z_N[i] = y_N[y_N.size - 1 - i]
 
 
-def test_a_kernel_that_starts_early_waits_for_the_one_before(hopper: Bench) -> None:
+@pytest.mark.parametrize("reader", [_reader, _late_waiter], ids=lambda kernel: kernel.name)
+def test_a_kernel_that_starts_early_waits_for_the_one_before(hopper: Bench, reader: Kernel) -> None:
     n = 64 * 128
     y, z = hopper.array(poisoned(n)), hopper.array(poisoned(n))
     for _ in range(3):
         _slow_writer[64, 128](y, 20_000)
-        _early_reader[64, 128](y, z)
+        reader[64, 128](y, z)
     np.testing.assert_array_equal(hopper.result(z), np.full(n, 2, np.float32))
+
+
+def test_a_kernel_that_starts_early_waits_for_all_before_that_one_too(hopper: Bench) -> None:
+    """The kernel in between reads nothing of the first one's, and is over as soon as it may be."""
+    n = 64 * 128
+    other = hopper.array(poisoned(128))
+    for reader in (_reader, _late_waiter) * 3:
+        y, z = hopper.array(poisoned(n)), hopper.array(poisoned(n))
+        _slow_writer[64, 128](y, 20_000)
+        _reader[1, 128](other, other)
+        reader[64, 128](y, z)
+        np.testing.assert_array_equal(hopper.result(z), np.full(n, 2, np.float32))
 
 
 _two_warps = sync.make_numbered_barrier(64)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from numba import cuda, float32, int32
 
 from numstack.device import Kernel, kernel, narrow, widen
-from numstack.device.ptx import integers, sync, vectors
+from numstack.device.ptx import integers, vectors
 from numstack.kernels.gemm.wgmma.config import Config
 from numstack.kernels.gemm.wgmma.schedule import make_tile_position, share_begin
 
@@ -58,7 +58,6 @@ def make_gather(form: Gathered, config: Config) -> Kernel:
             begin = integers.multiply(integers.subtract(tile, tails), tail)
             first = integers.divide(int32((begin + 1) * tails - 1), units)
             last = integers.divide(int32((begin + tail) * tails - 1), units)
-        sync.wait_for_kernel_before()
         n = int32(heads + last - first + 1)
         for begin in range(0, n, AT_ONCE):
             for u in range(AT_ONCE):

@@ -83,8 +83,6 @@ def make_kernel(form: Form, config: Config) -> Kernel:
         if thread == 0:
             init(base)
         cuda.syncthreads()
-        if spread:
-            sync.let_next_kernel_start()
 
         stage = uint32(0)
         phase = uint32(0)
