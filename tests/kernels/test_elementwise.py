@@ -101,6 +101,21 @@ def test_copy_of_whole_arrays():
         np.testing.assert_array_equal(to_host(out), x)
 
 
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32], ids=str)
+@pytest.mark.parametrize("start", [0, 1, 2, 8])
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 1030])
+def test_copy_moves_bits_as_they_are(dtype, start, size):
+    """What would be NaN with a payload, too; and nothing beside the array."""
+    whole = np.random.default_rng(size).integers(0, 1 << 16, start + size + 3).astype(dtype)
+    if dtype == np.int32:
+        whole |= np.int32(0x7F800000)
+    target = np.full_like(whole, 77)
+    x, out = to_device(whole), to_device(target)
+    elementwise.copy(x[start : start + size], out[start : start + size])
+    target[start : start + size] = whole[start : start + size]
+    np.testing.assert_array_equal(to_host(out), target)
+
+
 TRANSPOSED = {
     np.dtype(np.float32): [(1, 1), (TILE, TILE), (TILE + 1, TILE - 1), (3, 200), (BLOCK_Y + 1, 33), (0, 4), (4, 0)],
     BFLOAT16: [(40, 50), (TILE_ROWS + 8, 8), (8, 2 * TILE_WORDS + 24), (2 * TILE_ROWS, 4 * TILE_WORDS)],
