@@ -17,16 +17,22 @@ without the host knowing. Then only the device knows t, and ``step`` is its coun
 the parameters are updated, and rounded into param. Step and learning rate may both be on the device, so that launches
 that were captured once can be replayed for every step.
 
-Ladder: ``thread_per_element`` has a block for each segment. Each element costs 28 bytes, of four arrays: ``vectors``
-asks for two elements of each at once, or for four where there is a 16-bit array, and does so before it knows whether
-the step counts; weight decay and scale are asked for with them. On an H200, 124M parameters, in the same runs: 4.25
-TB/s, and 4.24 by four elements, which have 96 KiB of a multiprocessor under way instead of 64; with a bfloat16 copy
-4.20 by four, 4.17 by two. Blocks of 512 threads 4.23, of 768 and more, which leave fewer threads, 4.16 to 4.21; eight
-elements a thread 4.23; loads and stores that tell the cache to forget 4.11 and 4.17, copies in bulk through shared
-memory 4.04, blocks that stay 3.91. PyTorch's compiled formula, whose weight decay and scale are constants, so that it
-reads nothing else, has 4.24 to 4.26 and 4.17 to 4.22: ours has 0.997 to 1.004 of that in float32, with the copy 0.9965,
-once 1.006. Fewer threads at a time change nothing (1.000 in float32, 1.0004 with the copy), nor do 16 bytes of the copy
-a lane by an exchange between neighbours (0.999); blocks from both halves of the buffer in turn have 0.99.
+Ladder: ``thread_per_element`` has a block for each segment. Each element costs 28 bytes, of four arrays. ``vectors``
+reads eight neighbours of each at once, 32 bytes a lane and a kilobyte a warp, so that what is side by side in memory is
+asked for together; results go through shared memory, so that a warp stores 512 bytes side by side. All is asked for
+before the step is known to count, weight decay and scale with it. The barrier behind the loads keeps the assembler from
+moving some of them to where they are used, which costs 2%. On an H200, 124M parameters, steps in a row: 4.26 TB/s, with
+a bfloat16 copy 4.21 to 4.22. That is 1.002 and 1.004, with the copy 0.9985 and 1.002 of PyTorch's compiled formula,
+whose weight decay and scale are constants, so that it reads nothing else. 0.2% is the start of a kernel, hidden behind
+the one ahead; the decay costs 0.06%.
+
+Beside that rate, in the same runs: two elements of each array at once, or four where there is a 16-bit array, 0.997 to
+1.001; blocks of 96 threads 0.999, of 64 0.998, of 160 and more 0.99; stored as they were loaded, without shared memory
+0.95, by shuffles between two lanes 0.999, exchanged within a warp 0.997, all three arrays at once 0.998, by bulk copies
+0.997 to 1.001; no bounds, addresses for arrays 1.000 to 1.001; approximate roots and quotients 0.998 to 1.001; the next
+blocks' lines asked for ahead 0.67 to 0.95, the first blocks' before the kernel ahead is over 0.998. Beside two elements
+at once: loads and stores that tell the cache to forget 0.97 and 0.98, loads by bulk copies 0.95, blocks that stay 0.92,
+blocks from both halves of the buffer in turn 0.99.
 
 Loads that tell the second cache to give their lines up last (``L2::evict_last``) gain 1.5% and 1.6% by as many bytes
 from and to memory, also where each step finds other arrays. But the lines outlive the step, in the way of what works in
@@ -45,7 +51,7 @@ import numpy as np
 from numba import cuda, float32
 
 from numstack.device import Array, Kernel, Stream, kernel, narrow, widen
-from numstack.device.ptx import load2, load4, store2, store4
+from numstack.device.ptx import load4, load8, store4, store8
 from numstack.errors import ConfigError
 from numstack.kernels.launch import (
     are_aligned,
@@ -61,8 +67,8 @@ from numstack.kernels.variants import Variant, Variants
 SEGMENT = 256
 """Elements that share one weight decay, and threads of a block of ``thread_per_element``."""
 SEGMENT_BITS = SEGMENT.bit_length() - 1
-BLOCK, BLOCK_OF_FOUR = 256, 128  # threads of a block of ``vectors``, those of two elements or of four
-_ACCESSES = {2: (load2, store2), 4: (load4, store4)}
+BLOCK, WIDTH, PIECE = 128, 8, 4  # of ``vectors``: threads of a block, neighbours of a thread, those it writes at once
+STRETCH = BLOCK * WIDTH  # elements of a block
 
 
 def reference(
@@ -177,58 +183,74 @@ def _step_master(
 
 
 @functools.cache
-def _step_vectors(width: int, has_master: bool, is_counted: bool) -> Kernel:
-    """The kernel of the variant ``vectors``, ``width`` elements a thread; without a master param_N is its own.
+def _step_vectors(has_master: bool, is_counted: bool) -> Kernel:
+    """The kernel of the variant ``vectors``; without a master param_N is its own.
 
     ``is_counted``: steps_1 holds t. Its expm1 takes registers, and with them threads, from those who know t before.
     """
-    load, store = _ACCESSES[width]
 
-    @kernel(name=f"adamw.{'step_master' if has_master else 'step'} vectors of {width}")
+    @cuda.jit(device=True)
+    def store(x_N, first, values, exchanged):
+        """The block's stretch from element ``first`` on: by each access a warp writes what lies side by side."""
+        piece = cuda.local.array(PIECE, float32)
+        store8(exchanged, WIDTH * cuda.threadIdx.x, values, 0)
+        cuda.syncthreads()
+        for start in range(0, STRETCH, PIECE * BLOCK):
+            place = start + PIECE * cuda.threadIdx.x
+            load4(exchanged, place, piece, 0)
+            store4(x_N, first + place, piece, 0)
+        cuda.syncthreads()
+
+    @kernel(name=f"adamw.{'step_master' if has_master else 'step'} vectors", starts_early=True)
     def step(
         param_N, master_N, grad_N, m_N, v_N, decay_S, grad_scale_1, steps_1, lr_1, scheduled,
         lr, rate1, rate2, eps, bias1, bias2
     ):  # fmt: skip
-        value = cuda.local.array(width, float32)
-        grad = cuda.local.array(width, float32)
-        m = cuda.local.array(width, float32)
-        v = cuda.local.array(width, float32)
+        value = cuda.local.array(WIDTH, float32)
+        grad = cuda.local.array(WIDTH, float32)
+        m = cuda.local.array(WIDTH, float32)
+        v = cuda.local.array(WIDTH, float32)
+        exchanged = cuda.shared.array(STRETCH, float32)
         n = param_N.size
-        start = cuda.grid(1) * width
-        if start + width <= n:
-            load(grad_N, start, grad, 0)
-            load(m_N, start, m, 0)
-            load(master_N, start, value, 0)
-            load(v_N, start, v, 0)
+        first = cuda.blockIdx.x * STRETCH
+        if first + STRETCH <= n:
+            start = first + WIDTH * cuda.threadIdx.x
+            load8(grad_N, start, grad, 0)
+            load8(m_N, start, m, 0)
+            load8(master_N, start, value, 0)
+            load8(v_N, start, v, 0)
             decay = decay_S[start >> SEGMENT_BITS]
             scale = grad_scale_1[0]
-            if math.isfinite(scale):
-                rate = _learning_rate(lr, lr_1, scheduled)
-                correct1 = _correction(bias1, steps_1, is_counted)
-                correct2 = _correction(bias2, steps_1, is_counted)
-                for e in range(width):
-                    value[e], m[e], v[e] = _updated(
-                        value[e], m[e], v[e], grad[e] * scale, decay, rate, rate1, rate2, eps, correct1, correct2
-                    )
-                store(v_N, start, v, 0)
-                store(m_N, start, m, 0)
-                store(master_N, start, value, 0)
-                if has_master:
-                    store(param_N, start, value, 0)
-        elif start < n and math.isfinite(grad_scale_1[0]):
+            # The assembler moves no load behind a barrier. Without, it asks for some when others have come.
+            cuda.syncthreads()
+            counts = math.isfinite(scale)
             rate = _learning_rate(lr, lr_1, scheduled)
             correct1 = _correction(bias1, steps_1, is_counted)
             correct2 = _correction(bias2, steps_1, is_counted)
-            for k in range(width - 1):
-                i = start + k
-                if i < n:
-                    new, m_N[i], v_N[i] = _updated(
-                        widen(master_N[i]), m_N[i], v_N[i], widen(grad_N[i]) * grad_scale_1[0],
-                        decay_S[start >> SEGMENT_BITS], rate, rate1, rate2, eps, correct1, correct2,
-                    )  # fmt: skip
-                    master_N[i] = narrow(new, master_N.dtype)
-                    if has_master:
-                        param_N[i] = narrow(new, param_N.dtype)
+            for e in range(WIDTH):
+                new_value, new_m, new_v = _updated(
+                    value[e], m[e], v[e], grad[e] * scale, decay, rate, rate1, rate2, eps, correct1, correct2
+                )
+                value[e] = new_value if counts else value[e]
+                m[e] = new_m if counts else m[e]
+                v[e] = new_v if counts else v[e]
+            store(v_N, first, v, exchanged)
+            store(m_N, first, m, exchanged)
+            store(master_N, first, value, exchanged)
+            if has_master and counts:
+                store8(param_N, start, value, 0)
+        elif math.isfinite(grad_scale_1[0]):
+            rate = _learning_rate(lr, lr_1, scheduled)
+            correct1 = _correction(bias1, steps_1, is_counted)
+            correct2 = _correction(bias2, steps_1, is_counted)
+            for i in range(first + cuda.threadIdx.x, n, BLOCK):
+                new_value, m_N[i], v_N[i] = _updated(
+                    widen(master_N[i]), m_N[i], v_N[i], widen(grad_N[i]) * grad_scale_1[0], decay_S[i >> SEGMENT_BITS],
+                    rate, rate1, rate2, eps, correct1, correct2,
+                )  # fmt: skip
+                master_N[i] = narrow(new_value, master_N.dtype)
+                if has_master:
+                    param_N[i] = narrow(new_value, param_N.dtype)
 
     return step
 
@@ -242,19 +264,17 @@ def _launch_elements(param: Array, master: Array | None, rest: tuple[Any, ...], 
 
 
 def _launch_vectors(param: Array, master: Array | None, rest: tuple[Any, ...], stream: Stream | None) -> None:
-    grad = rest[0]
-    width, block = (2, BLOCK) if master is None and param.itemsize == grad.itemsize == 4 else (4, BLOCK_OF_FOUR)
     *arrays, is_counted, lr_1, scheduled, lr, rate1, rate2, eps, bias1, bias2 = rest
-    kernel_ = _step_vectors(width, master is not None, is_counted)
+    kernel_ = _step_vectors(master is not None, is_counted)
     values = (param, param if master is None else master, *arrays, lr_1, scheduled, lr, rate1, rate2, eps, bias1, bias2)
-    kernel_[ceil_div(param.size, block * width), block, stream](*values, flops=14 * param.size)
+    kernel_[ceil_div(param.size, STRETCH), BLOCK, stream](*values, flops=14 * param.size)
 
 
 VARIANTS = Variants(
     "adamw",
     [
         Variant("thread_per_element", _launch_elements, "The formula; a block for each segment."),
-        Variant("vectors", _launch_vectors, "Two or four elements of each array at once.", are_aligned, made_for="gpu"),
+        Variant("vectors", _launch_vectors, "Eight elements of each array at once.", are_aligned, made_for="gpu"),
     ],
 )
 

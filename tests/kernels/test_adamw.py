@@ -3,14 +3,17 @@
 import numpy as np
 import pytest
 
+from numstack.device import offline
+from numstack.device.cuda import sass
 from numstack.errors import ConfigError, DTypeError, ShapeError
 from numstack.kernels import adamw
-from numstack.kernels.adamw import SEGMENT, VARIANTS
+from numstack.kernels.adamw import SEGMENT, STRETCH, VARIANTS
 from tests.golden import OnnxCase, onnx_cases
 from tests.golden.torch_kernels import ADAMW, torch_case
 from tests.support import BFLOAT16, assert_close, to_device, to_host
 
 EVERY_VARIANT = pytest.mark.parametrize("variant", VARIANTS.runnable())
+N = STRETCH + 3  # a block of ``vectors`` that is full, and one that is not
 HYPER = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
 
 
@@ -27,7 +30,7 @@ def inputs(n: int) -> tuple[np.ndarray, ...]:
 
 
 @EVERY_VARIANT
-@pytest.mark.parametrize("n", [0, 1, SEGMENT, SEGMENT + 1, 5 * SEGMENT - 3])
+@pytest.mark.parametrize("n", [0, 1, SEGMENT, SEGMENT + 1, 5 * SEGMENT - 3, 2 * STRETCH])
 def test_one_step(n, variant):
     param, grad, m, v, decay = inputs(n)
     arrays = [to_device(a) for a in (param, grad, m, v, decay)]
@@ -94,7 +97,7 @@ def test_onnx(case: OnnxCase):
 @EVERY_VARIANT
 @pytest.mark.parametrize("scale", [np.inf, -np.inf, np.nan])
 def test_a_scale_that_is_not_finite_skips_the_step(scale, variant):
-    before = inputs(300)
+    before = inputs(N)
     arrays = [to_device(a) for a in before]
     adamw.step(*arrays, **HYPER, step=1, grad_scale_1=one(scale), variant=variant)
     for got, kept in zip(arrays, before, strict=True):
@@ -107,7 +110,7 @@ def test_a_scale_that_is_not_finite_skips_the_step(scale, variant):
 def test_step_and_learning_rate_on_the_device(step, betas, variant):
     """The bias correction is as exact as the host's float64, also where 1 - beta^t cancels."""
     options = {**HYPER, "beta1": betas[0], "beta2": betas[1], "grad_scale_1": one(0.5), "variant": variant}
-    before = inputs(300)
+    before = inputs(N)
     by_host, by_device = ([to_device(a) for a in before] for _ in range(2))
     adamw.step(*by_host, **options, step=step)
     adamw.step(*by_device, **{**options, "lr": one(HYPER["lr"])}, step=to_device(np.array([step], np.int32)))
@@ -119,7 +122,7 @@ def test_step_and_learning_rate_on_the_device(step, betas, variant):
 @pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16)], ids=str)
 def test_sixteen_bit_parameters_follow_their_float32_master(dtype, variant):
     """Steps far smaller than a 16-bit rounding still add up."""
-    value, grad, m, v, decay = inputs(300)
+    value, grad, m, v, decay = inputs(N)
     arrays = [to_device(a) for a in (value.astype(dtype), grad.astype(dtype), 0 * m, 0 * v, 0 * decay)]
     master = to_device(value)
     for step in range(1, 9):
@@ -133,13 +136,25 @@ def test_sixteen_bit_parameters_follow_their_float32_master(dtype, variant):
 
 @EVERY_VARIANT
 def test_under_checks(under_checks, variant):
-    param, grad, m, v, decay = inputs(SEGMENT + 5)
+    param, grad, m, v, decay = inputs(N)
     arrays = [to_device(a) for a in (param, grad, m, v, decay)]
     adamw.step(*arrays, **HYPER, step=3, grad_scale_1=one(1), master=to_device(param), variant=variant)
     expected = adamw.reference(
         param, grad, m, v, np.repeat(decay, SEGMENT)[: len(param)], **HYPER, step=3, grad_scale=1
     )
     assert_close(to_host(arrays[0]), expected[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+def test_vectors_ask_for_all_they_read_before_they_wait(architecture):
+    """The assembler moves loads to where they are used, unless something holds them."""
+    with offline.device(architecture) as device:
+        arrays = [device.array((STRETCH,), np.float32) for _ in range(4)]
+        decay, scale = (device.array((n,), np.float32) for n in (STRETCH // SEGMENT, 1))
+        adamw.step(*arrays, decay, **HYPER, step=1, grad_scale_1=scale, variant="vectors")
+        [build] = device.builds.values()
+    opcodes = [i.opcode for i in sass.disassemble(build.code)]
+    assert opcodes[: [i.partition(".")[0] for i in opcodes].index("BAR")].count("LDG.E.128") == 8
 
 
 def test_bad_arguments():
