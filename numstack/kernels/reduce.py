@@ -53,6 +53,7 @@ from numstack.kernels.reduce_vectors import (
     WARPS,
     make_first_phase,
     n_tiles_and_stretches,
+    shared_bytes,
     sum_rows_phases,
 )
 from numstack.kernels.variants import Variant, Variants
@@ -457,7 +458,7 @@ def _sum_rows_by_vectors(
     n_tiles, n_stretches, stretch = n_tiles_and_stretches(n_rows, n_columns, copy_RC is not None)
     first_phase, second_phase = sum_rows_phases(from_dtype(x_RC.dtype), copy_RC is not None)
     copy_N = workspace if copy_RC is None else flat(copy_RC)  # without a copy an array that is written anyway
-    first_phase[(n_tiles, n_stretches), (WARP, WARPS), stream](
+    first_phase[(n_tiles, n_stretches), (WARP, WARPS), stream, shared_bytes(copy_RC is not None)](
         flat(x_RC), copy_N, workspace, n_rows, n_columns, stretch, flops=x_RC.size
     )
     second_phase[ceil_div(n_columns, WARP), (WARP, WARP), stream](workspace, out_C, n_stretches, accumulate)
