@@ -21,10 +21,10 @@ Ladder: ``thread_per_element`` has a block for each segment. Each element costs 
 reads eight neighbours of each at once, 32 bytes a lane and a kilobyte a warp, so that what is side by side in memory is
 asked for together; results go through shared memory, so that a warp stores 512 bytes side by side. All is asked for
 before the step is known to count, weight decay and scale with it. The barrier behind the loads keeps the assembler from
-moving some of them to where they are used, which costs 2%. On an H200, 124M parameters, steps in a row: 4.26 TB/s, with
-a bfloat16 copy 4.21 to 4.22. That is 1.002 and 1.004, with the copy 0.9985 and 1.002 of PyTorch's compiled formula,
-whose weight decay and scale are constants, so that it reads nothing else. 0.2% is the start of a kernel, hidden behind
-the one ahead; the decay costs 0.06%.
+moving some of them to where they are used, which costs 2%. On an H200, 124M parameters, steps in a row: 4.25 to 4.26
+TB/s, with a bfloat16 copy 4.21 to 4.22. In three runs that is 1.002 to 1.004, with the copy 0.997, 0.9985 and 1.002 of
+PyTorch's compiled formula, whose weight decay and scale are constants, so that it reads nothing else. 0.2% is the start
+of a kernel, hidden behind the one ahead; the decay costs 0.06%.
 
 Beside that rate, in the same runs: two elements of each array at once, or four where there is a 16-bit array, 0.997 to
 1.001; blocks of 96 threads 0.999, of 64 0.998, of 160 and more 0.99; stored as they were loaded, without shared memory

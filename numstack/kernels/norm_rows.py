@@ -8,6 +8,11 @@ time share what is loaded of weight and bias, and one access stores their statis
 H200 blocks that stay, with the weights in registers and the next row on its way, took 3 to 8% longer, as did blocks of
 4 to 16 rows a warp; the copy engine (``ptx.bulk``) 5 to 20%, in short blocks and in ones that stay; loads that leave
 nothing in the first cache 2 to 8%; a policy by which what is read leaves the second cache first 4%.
+
+Of a sum, 65536 x 768 in bfloat16, beside today's rate: the sum stored together with y 0.999 to 1.002, both by bulk
+copies 0.989 to 0.997, 32 bytes a lane 0.85 to 0.94, later rows asked for ahead 0.82 to 0.99; addresses for arguments in
+place of arrays 1.002 to 1.004 singly, 1.001 in a row; the first rows asked for before the kernel ahead is over 0.998 to
+1.005 in a row, 0.998 to 1.000 singly.
 """
 
 import functools
