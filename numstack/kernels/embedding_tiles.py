@@ -24,12 +24,11 @@ bfloat16          62.1, 0.84 of a copy    63.1, 0.83              75            
 float32           74.2, 0.86              83.2, 0.77              102               120
 ================  ======================  ======================  ================  ================
 
-207 MB come from memory and go there (bfloat16; 205 must), 274 of float32 (255), where clusters move 216 and 303. Each
+207 MB come from memory and go there (bfloat16; 205 must), 273 of float32 (255), where clusters move 216 and 303. Each
 block has seen its tokens after 2.7 us, all have met after 6, and the first tile has been added to the table after 8 us;
-blocks end after 53 to 58. With counts and slots given it would take 59.5 and 72.7. What seems to limit is how fast the
-copy engine loads tiles: a row by an instruction, some 50 ns each. Tiles alone, with nothing added anywhere, take 29 us
-of bfloat16 and 41 of float32, in rows of 1,536 bytes 20; the table's rows alone take 56. One instruction a tile, by a
-tensor map, has not been measured.
+blocks end after 53 to 58. With counts and slots given it would take 59.5 and 72.7. What limits is how fast the copy
+engine loads tiles: a row of one by an instruction takes some 50 ns, whatever its length, and tiles alone, with nothing
+added anywhere, 29 us of bfloat16 and 41 of float32; in rows of 1,536 bytes 20. The table's rows alone take 56.
 
 What helped: counts that are clear when a call begins, so that the grid meets once and not twice (4 us); frequent tokens
 before tiles and not after (words: 9 us, of float32 27). What did not: rows of the table prefetched into the L2 cache,
