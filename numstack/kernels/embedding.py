@@ -27,8 +27,7 @@ Step 4 costs the sum of squared group sizes, 6% of N^2 comparisons for English c
 
 On GPUs forward has a variant by vectors of 16 bytes (:mod:`numstack.kernels.embedding_vectors`), and backward
 ``owned_rows`` (:mod:`numstack.kernels.embedding_owned`): each block looks for the tokens of its own rows. On Hopper
-``rows_of_clusters`` (:mod:`numstack.kernels.embedding_clusters`): blocks of a cluster share tokens and rows; and, where
-positions are wanted too, ``tiles_of_times`` (:mod:`numstack.kernels.embedding_tiles`): dout is read once for both.
+``rows_of_clusters`` (:mod:`numstack.kernels.embedding_clusters`): blocks of a cluster share tokens and rows.
 """
 
 import math
@@ -37,14 +36,10 @@ import numpy as np
 from numba import cuda, float32, from_dtype, int32
 
 from numstack.device import Array, Stream, current_device, kernel, narrow, widen
-from numstack.device.kept import Kept
 from numstack.kernels import embedding_clusters as clusters
 from numstack.kernels import embedding_owned as owned
-from numstack.kernels import embedding_tiles as tiles
 from numstack.kernels import embedding_vectors as by_vectors
 from numstack.kernels.embedding_parts import MOST_COLUMNS, MOST_ROWS, fours_of, owners, reciprocal
-from numstack.kernels.embedding_tiles_parts import ROWS as TEXTS
-from numstack.kernels.embedding_tiles_parts import SLOTS, layout
 from numstack.kernels.launch import (
     ceil_div,
     check_contiguous,
@@ -246,7 +241,7 @@ def _add_groups(ends_V, sorted_N, dout_NC, dtoken_table_VC):
 
 def workspace_size(B: int, T: int, V: int) -> int:
     """Int32 elements of workspace that :func:`backward` needs."""
-    return max(V + 2 * B * T + 1, tiles.workspace_size(B, T, V))
+    return V + 2 * B * T + 1
 
 
 def _takes_vectors(row: Row, V: int) -> bool:
@@ -365,25 +360,6 @@ def _backward_clusters(
     )
 
 
-def _backward_tiles(
-    tokens: Array, dout: Array, dtable: Array, dpositions: Array | None, workspace: Array, stream: Stream | None
-) -> None:
-    B, T = tokens.shape
-    V, C = dtable.shape
-    if dpositions is None or not tiles.is_faster(dout.itemsize, C):
-        _backward_clusters(tokens, dout, dtable, dpositions, workspace, stream)
-    elif tokens.size > 0:
-        size = tiles.size_of(dout.itemsize, C)
-        kernel_ = tiles.add_tiles(from_dtype(dout.dtype), size, is_exact=C % size.channels == 0)
-        grid, block = current_device().properties.multiprocessors, (WARP, size.warps)
-        kept = current_device().state(Kept).zeros("embedding.backward", tiles.kept_size(V))
-        slots, frequent = workspace[: SLOTS * V], workspace[SLOTS * V :]
-        kernel_[grid, block, stream, layout(size, dout.itemsize).nbytes](
-            flat(tokens), flat(dout), dtable, flat(dpositions), slots, frequent, kept, B, T,
-            ceil_div(C, size.channels), ceil_div(B, TEXTS), flops=dout.size,
-        )  # fmt: skip
-
-
 def _flat_or(dpositions: Array | None, instead: Array) -> Array:
     """What a kernel takes that does not look at it if there is none."""
     return flat(instead if dpositions is None else dpositions)
@@ -416,7 +392,6 @@ BACKWARD = Variants(
         Variant("counting_sort", _backward_sort, note="Positions are grouped by token first: each is looked at once."),
         Variant("owned_rows", _backward_owned, "Each block looks for its own rows' tokens.", _takes_owners, "gpu"),
         Variant("rows_of_clusters", _backward_clusters, "Blocks share tokens and rows.", _takes_owners, "sm_90a"),
-        Variant("tiles_of_times", _backward_tiles, "Positions with rows: dout is read once.", _takes_owners, "sm_90a"),
     ],
 )
 

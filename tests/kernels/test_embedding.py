@@ -8,8 +8,6 @@ from numstack.errors import DTypeError, ShapeError
 from numstack.kernels import embedding, embedding_parts
 from numstack.kernels import embedding_clusters as clusters
 from numstack.kernels import embedding_owned as owned
-from numstack.kernels import embedding_tiles as tiles
-from numstack.kernels import embedding_tiles_parts as tiles_parts
 from numstack.kernels import embedding_vectors as by_vectors
 from numstack.kernels.rows import row_of
 from numstack.kernels.warp import WARP
@@ -26,9 +24,7 @@ SHAPES = {
     "channels of whole warps": (3, 5, 7, 4 * WARP),
     "texts past a chunk's, times past a warp's": (clusters.TEXTS_OF_CHUNK + 1, WARP + 3, 6, 8),
 }
-BY_OWNERS = [
-    name for name in ("owned_rows", "rows_of_clusters", "tiles_of_times") if name in embedding.BACKWARD.runnable()
-]
+BY_OWNERS = [name for name in ("owned_rows", "rows_of_clusters") if name in embedding.BACKWARD.runnable()]
 
 
 def shapes(variant: str) -> dict[str, tuple[int, ...]]:
@@ -141,35 +137,6 @@ def test_more_tokens_and_rows_than_a_block_takes_at_once(variant):
     assert_close(got[1], positions + expected[1], atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("B", "T", "C"), [(3, 700, 768), (tiles_parts.ROWS + 1, 90, 520), (9 * tiles_parts.ROWS + 1, 9, 384)], ids=str
-)
-@pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16], ids=str)
-@pytest.mark.parametrize("variant", BY_OWNERS)
-def test_tokens_and_positions(variant, dtype, B, T, C):
-    """Tokens of one to many positions, texts past a tile's and all tiles', channels past a tile's, calls in a row."""
-    rng = np.random.default_rng(0)
-    for V in (2 * B * T, 300, 300, 8, 300):
-        tokens = np.minimum(rng.exponential(V / 9, (B, T)), V - 1).astype(np.int32)
-        dout = rng.standard_normal((B, T, C), dtype=np.float32).astype(dtype)
-        table, positions = (rng.standard_normal((n, C), dtype=np.float32) for n in (V, T))
-        expected = embedding.reference_backward(tokens, dout, V)
-        got = backward(tokens, dout, table, positions, variant=variant)
-        assert_close(got[0], table + expected[0], rtol=1e-5, atol=1e-4)
-        assert_close(got[1], positions + expected[1], rtol=1e-5, atol=2e-5)
-        for a, b in zip(got, backward(tokens, dout, table, positions, variant=variant), strict=True):
-            np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize(("itemsize", "C"), [(2, 768), (4, 8), (4, 768)])
-def test_tiles_have_room(itemsize, C):
-    size = tiles.size_of(itemsize, C)
-    layout = tiles_parts.layout(size, itemsize)
-    assert layout.nbytes <= tiles_parts.SHARED_BYTES
-    assert size.planners <= size.ahead <= layout.stages
-    assert size.warps % 4 == 0 and size.warps <= WARP
-
-
 def test_a_cluster_has_room():
     """For the most rows of a block."""
     assert clusters.shared_bytes(embedding_parts.MOST_ROWS) + 4096 < 232_448
@@ -251,7 +218,7 @@ def test_defaults_on_a_gpu():
             (row_of(768, table, device.array((4, 768), np.float32)), "warp_per_row"),
         ):
             assert embedding.FORWARD.pick(None, row, 4).name == forward_name
-            assert embedding.BACKWARD.pick(None, row, 4).name == "tiles_of_times"
+            assert embedding.BACKWARD.pick(None, row, 4).name == "rows_of_clusters"
         assert embedding.BACKWARD.pick(None, row, 2**25).name == "counting_sort"
         assert embedding.BACKWARD.pick(None, row_of(36, table), 4).name == "counting_sort"
 
@@ -264,5 +231,5 @@ def test_bad_arguments():
         forward(tokens, table, positions[:6])
     with pytest.raises(ShapeError, match=r"embedding: dout_BTC has shape \(3, 7, 3\); expected \(3, 7, 4\)"):
         backward(tokens, dout[:, :, :3].copy(), table, positions)
-    with pytest.raises(ShapeError, match=r"embedding: workspace has shape .* at least 161 elements"):
+    with pytest.raises(ShapeError, match=r"embedding: workspace has shape .* at least 48 elements"):
         embedding.backward(tokens, dout, table, positions, np.empty(46, np.int32))

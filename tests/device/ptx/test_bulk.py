@@ -126,28 +126,3 @@ def test_blocks_take_turns(hopper: Bench) -> None:
     np.testing.assert_array_equal(hopper.result(order), np.arange(n - 1, -1, -1))
     assert hopper.result(y)[0] == expected
     assert hopper.result(counters)[0] == n
-
-
-@kernel
-def _meeting(counters_N, x_RN, y_RN):
-    """In each round each block writes, all meet, and each adds up what the others wrote."""
-    block, n_blocks = uint32(cuda.blockIdx.x), uint32(cuda.gridDim.x)
-    for r in range(x_RN.shape[0]):
-        met = turns.times_met(counters_N, 0)
-        x_RN[r, block] = float32((r + 1) * (block + 1))
-        turns.meet(counters_N, 0, n_blocks, block, met)
-        total = float32(met)
-        for b in range(x_RN.shape[1]):
-            total += x_RN[r, b]
-        y_RN[r, block] = total
-        turns.meet(counters_N, 0, n_blocks, block, uint32(1) - met)
-
-
-def test_blocks_meet(hopper: Bench) -> None:
-    for n in (1, 60):  # fewer than multiprocessors: all run at once
-        counters = hopper.array(np.zeros(1, np.int32))
-        x, y = (hopper.array(poisoned((5, n))) for _ in range(2))
-        _meeting[n, 1](counters, x, y)
-        expected = np.arange(1, 6)[:, None] * np.ones(n) * n * (n + 1) / 2
-        np.testing.assert_array_equal(hopper.result(y), expected)
-        assert hopper.result(counters)[0] == 0
