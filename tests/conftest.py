@@ -17,6 +17,7 @@ settings.load_profile("busy")
 
 # Files that take longest, in that order: they go first, so that no worker ends long after the others.
 LONGEST = (
+    "kernels/test_determinism.py",  # on a GPU: a hundred repetitions of all launches
     "kernels/test_machine_code_sm_90a.py",
     "kernels/test_cross_entropy.py",
     "kernels/test_machine_code_sm_80.py",

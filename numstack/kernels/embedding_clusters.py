@@ -35,11 +35,15 @@ chunk reads later marked to be evicted last (1%), and what chunks read to be evi
 times at which rows are found (2%; of float32, 12 MB less come from memory, and it is 0.5% faster); rows with more than
 SHORT positions shared by all blocks of the cluster, whose sums meet in shared memory (words: 83% slower).
 
-Nor did reading dout once: one kernel groups positions by token and says at each whose sum begins there, another has
+Nor did reading dout once. One kernel groups positions by token and says at each whose sum begins there, another has
 tiles of all texts of a time in shared memory, from which some warps sum positions, and others rows. The second alone
 takes 58.7 us (float32: 72.3), moves 207 MB where 214 are moved here, and a seventh less through the L2 cache; but the
-first takes 13, of which 5 are hidden: 69 (83) together. Each of its four barriers of the cluster waits until all that
-the block has written can be seen by the whole GPU.
+first takes 13, of which 5 are hidden: 69 (83) together. As one kernel, whose grid meets once while the first tiles are
+being loaded: 62.1 us and 74.2, words 75 and 102. The meeting is over after 6 us, the grouping hidden but for 3; without
+it 59.5 and 72.7. What limits then seems to be the copy engine, some 50 ns for each row of a tile. That is 9 us of a
+training step of 55,000, for 770 lines, a grid that must run at once and lists whose order is left to chance: not kept.
+Nor did a kernel for the positions help, beside which this one starts and looks for tokens: 69 (91), as its registers
+fill a multiprocessor.
 """
 
 import functools
