@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.membound import COLUMNS, EQUAL_COPY, RUNS, SLOW_RUNS, TIE_RUNS, GpuClock
+from benchmarks.membound import COLUMNS, EQUAL_COPY, IN_A_ROW, IN_A_ROW_BYTES, RUNS, SLOW_RUNS, TIE_RUNS, GpuClock
 
 
 @pytest.mark.skipif(
@@ -54,16 +54,20 @@ class FakeGpu:
         self.counts[name] = self.counts.get(name, 0) + 1
 
 
-def test_only_ties_run_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("nbytes", "in_a_row"), [(IN_A_ROW_BYTES - 1, 1), (IN_A_ROW_BYTES, IN_A_ROW)])
+def test_ties_and_the_copy_beside_them_run_more_often(
+    monkeypatch: pytest.MonkeyPatch, nbytes: int, in_a_row: int
+) -> None:
+    """One behind the other, where the cache cannot hold what one leaves for the next."""
     gpu = FakeGpu()
     monkeypatch.setattr("benchmarks.membound.time.perf_counter", lambda: gpu.waited)
     seconds = {"ours": 65e-6, "compiled": 66e-6, "eager": 80e-6, "slow": 0.5, EQUAL_COPY: 65e-6}
     runs = {name: partial(gpu.kernel, name, s) for name, s in seconds.items()}
-    medians = GpuClock(gpu).medians(runs, nbytes=1 << 28)
+    medians = GpuClock(gpu).medians(runs, nbytes)
     assert medians == pytest.approx(seconds)
     to_begin = 2  # one that may compile, one that tells what is slow
-    often, seldom, rarely = to_begin + RUNS + TIE_RUNS, to_begin + RUNS, to_begin + SLOW_RUNS
-    assert gpu.counts == {"ours": often, "compiled": often, "eager": seldom, "slow": rarely, EQUAL_COPY: seldom}
+    often, seldom, rarely = to_begin + RUNS + TIE_RUNS * in_a_row, to_begin + RUNS, to_begin + SLOW_RUNS
+    assert gpu.counts == {"ours": often, "compiled": often, "eager": seldom, "slow": rarely, EQUAL_COPY: often}
 
 
 def test_what_nothing_ties_with_does_not_run_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
