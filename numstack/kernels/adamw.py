@@ -22,7 +22,7 @@ reads eight neighbours of each at once, 32 bytes a lane and a kilobyte a warp, s
 asked for together; results go through shared memory, so that a warp stores 512 bytes side by side. All is asked for
 before the step is known to count, weight decay and scale with it. The barrier behind the loads keeps the assembler from
 moving some of them to where they are used, which costs 2%. On an H200, 124M parameters, steps in a row: 4.25 to 4.26
-TB/s, with a bfloat16 copy 4.21 to 4.22. In three runs that is 1.002 to 1.004, with the copy 0.997, 0.9985 and 1.002 of
+TB/s, with a bfloat16 copy 4.21 to 4.22. In four runs that is 0.9987 to 1.004, with the copy 0.997 to 1.002 of
 PyTorch's compiled formula, whose weight decay and scale are constants, so that it reads nothing else. 0.2% is the start
 of a kernel, hidden behind the one ahead; the decay costs 0.06%.
 
