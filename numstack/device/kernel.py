@@ -181,8 +181,9 @@ def kernel(
     starts_early : bool, optional
         From Hopper on its blocks are there before the kernel ahead of it on the stream is over (programmatic dependent
         launch), and wait for its end in their first instruction, which the compiler puts in: so what it takes to start
-        a kernel is hidden. For kernels of many blocks, or of few that do little; not where a block stays to the end, as
-        early ones take multiprocessors as these become free, not in turn.
+        a kernel is hidden. For kernels of many short blocks, or of few that do little. Blocks that stay to the end take
+        multiprocessors as these become free, not in turn: only where place does not matter, and with so much shared
+        memory that no more fit on one than are meant to (``numstack.kernels.reduce_vectors``).
     waits_itself : bool, optional
         Starts early, and nothing is put in: it calls ``ptx.wait_for_kernel_before()`` in each block, before it reads or
         writes what the kernel ahead writes or reads. All before that one is over: it has waited itself, if need be,
