@@ -10,6 +10,8 @@ for GPUs are launched, and with ``--portable`` the others too; WORDs choose oper
 from __future__ import annotations
 
 import argparse
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -37,21 +39,14 @@ def random_array(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dtype", choices=DTYPES)
-    parser.add_argument("words", nargs="*", metavar="WORD")
+    parser.add_argument("words", nargs="*", default=[""], metavar="WORD")
     parser.add_argument("--portable", action="store_true", help="also the variants that run on any device")
     parser.add_argument("--share", default="0/1", metavar="I/N", help="every N-th launch, from number I (default: all)")
     options = parser.parse_args()
     share, n_shares = map(int, options.share.split("/"))
-    catalogue.B, catalogue.T = 1, 256
-    catalogue.R = catalogue.B * catalogue.T
-    left_out = set() if options.portable else portable_variants()
-    n_launches, number = 0, -1
-    for operation, variant, run in catalogue.launches(random_array, DTYPES[options.dtype]):
-        if variant in left_out or (options.words and not any(word in operation for word in options.words)):
-            continue
-        number += 1
-        if number % n_shares != share:
-            continue
+    launches = (launch for launch in every_launch(options) if any(word in launch.operation for word in options.words))
+    n_launches = 0
+    for operation, variant, run in itertools.islice(launches, share, None, n_shares):
         try:
             run()
         except ConfigError as error:  # a variant that needs larger arrays
@@ -61,6 +56,16 @@ def main() -> None:
         print(operation, variant, flush=True)  # what the sanitizer complains about stands before it
         n_launches += 1
     print(f"{n_launches} launches")
+
+
+def every_launch(options: argparse.Namespace) -> Iterator[catalogue.Launch]:
+    """Of variants that are made for GPUs, then of the others on smaller arrays: they take racecheck minutes."""
+    portable = portable_variants()
+    for T, is_portable in ((256, False), (32, True)) if options.portable else ((256, False),):
+        catalogue.B, catalogue.T, catalogue.R = 1, T, T
+        for launch in catalogue.launches(random_array, DTYPES[options.dtype]):
+            if (launch.variant in portable) == is_portable:
+                yield launch
 
 
 if __name__ == "__main__":

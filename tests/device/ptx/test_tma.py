@@ -23,12 +23,14 @@ _read = tma.make_wait(0, reads_only=True)
 
 @cuda.jit(device=True)
 def _begin(barrier, nbytes):
-    """Make the barrier; one thread announces what it will ask for."""
-    if cuda.threadIdx.x == 0:
-        mbarrier.init(barrier, uint32(1))
-        mbarrier.fence_init()
-        mbarrier.arrive_and_expect(barrier, uint32(nbytes))
-    cuda.syncthreads()
+    """Make the barrier and announce what is asked for next, by one thread.
+
+    All others come to a syncthreads behind what it asks for: racecheck takes no wait of theirs for an order, as they do
+    not arrive at the barrier.
+    """
+    mbarrier.init(barrier, uint32(1))
+    mbarrier.fence_init()
+    mbarrier.arrive_and_expect(barrier, uint32(nbytes))
 
 
 def _make_load(ndim: int) -> Kernel:
@@ -39,8 +41,8 @@ def _make_load(ndim: int) -> Kernel:
         barrier = integers.shared_address(barriers)
         first = integers.shared_address(shared)
         tile = integers.round_up_1024(first)
-        _begin(barrier, y_N.shape[0])
         if cuda.threadIdx.x == 0:
+            _begin(barrier, y_N.shape[0])
             tma.acquire_map(array)
             tma.prefetch_map(array)
             if ndim == 2:
@@ -49,6 +51,7 @@ def _make_load(ndim: int) -> Kernel:
                 tma.load_3d(array, tile, barrier, x0, x1, x2)
             if ndim == 4:
                 tma.load_4d(array, tile, barrier, x0, x1, x2, x3)
+        cuda.syncthreads()
         mbarrier.wait(barrier, uint32(0))
         offset = int32(tile - first)
         for i in range(cuda.threadIdx.x, y_N.shape[0], cuda.blockDim.x):
@@ -191,10 +194,12 @@ def _written_then_loaded(array, x_NN, y_N):
     tile = integers.round_up_1024(first)
     x_NN[cuda.threadIdx.x // 16, cuda.threadIdx.x % 16] = float32(3 * cuda.threadIdx.x)
     tma.fence_async_all()
-    _begin(barrier, y_N.shape[0])
+    cuda.syncthreads()
     if cuda.threadIdx.x == 0:
+        _begin(barrier, y_N.shape[0])
         tma.acquire_map(array)
         tma.load_2d(array, tile, barrier, 0, 0)
+    cuda.syncthreads()
     mbarrier.wait(barrier, uint32(0))
     offset = int32(tile - first)
     for i in range(cuda.threadIdx.x, y_N.shape[0], cuda.blockDim.x):
