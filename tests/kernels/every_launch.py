@@ -61,8 +61,9 @@ def main() -> None:
 def every_launch(options: argparse.Namespace) -> Iterator[catalogue.Launch]:
     """Of variants that are made for GPUs, then of the others on smaller arrays: they take racecheck minutes."""
     portable = portable_variants()
-    for T, is_portable in ((256, False), (32, True)) if options.portable else ((256, False),):
+    for T, H, is_portable in ((256, 12, False), (32, 2, True)) if options.portable else ((256, 12, False),):
         catalogue.B, catalogue.T, catalogue.R = 1, T, T
+        catalogue.H, catalogue.C = H, H * catalogue.D
         for launch in catalogue.launches(random_array, DTYPES[options.dtype]):
             if (launch.variant in portable) == is_portable:
                 yield launch
