@@ -21,30 +21,36 @@ Ladder: ``thread_per_element`` has a block for each segment. Each element costs 
 reads eight neighbours of each at once, 32 bytes a lane and a kilobyte a warp, so that what is side by side in memory is
 asked for together; results go through shared memory, so that a warp stores 512 bytes side by side. All is asked for
 before the step is known to count, weight decay and scale with it. The barrier behind the loads keeps the assembler from
-moving some of them to where they are used, which costs 2%. On an H200, 124M parameters, steps in a row: 4.25 to 4.26
-TB/s, with a bfloat16 copy 4.21 to 4.22. In four runs that is 0.9987 to 1.004, with the copy 0.997 to 1.002 of
-PyTorch's compiled formula, whose weight decay and scale are constants, so that it reads nothing else. 0.2% is the start
-of a kernel, hidden behind the one ahead; the decay costs 0.06%.
+moving some of them to where they are used, which costs 2%. What is read and written again, parameters and moments, is
+asked for as lines that the second cache gives up last (``L2::evict_last``), and written as lines like any other
+(``numstack.device.ptx.lines``). On an H200, 124M parameters, steps in a row: 4.33 TB/s, with a bfloat16 copy 4.29;
+without the hints 4.25 to 4.26 and 4.21 to 4.22, as PyTorch's compiled formula, whose weight decay and scale are
+constants, so that it reads nothing else. 0.2% is the start of a kernel, hidden behind the one ahead; the decay costs
+0.06%.
 
-Beside that rate, in the same runs: two elements of each array at once, or four where there is a 16-bit array, 0.997 to
-1.001; blocks of 96 threads 0.999, of 64 0.998, of 160 and more 0.99; stored as they were loaded, without shared memory
-0.95, by shuffles between two lanes 0.999, exchanged within a warp 0.997, all three arrays at once 0.998, by bulk copies
-0.997 to 1.001; no bounds, addresses for arrays 1.000 to 1.001; approximate roots and quotients 0.998 to 1.001; the next
-blocks' lines asked for ahead 0.67 to 0.95, the first blocks' before the kernel ahead is over 0.998. Beside two elements
-at once: loads and stores that tell the cache to forget 0.97 and 0.98, loads by bulk copies 0.95, blocks that stay 0.92,
-blocks from both halves of the buffer in turn 0.99.
+The hints gain 1.7% and 1.8% by as many bytes from and to memory, also where each step finds other arrays. Nothing stays
+behind: six additions in 24, 30, 36 or 45 MiB take 35, 46, 56 and 76 us after such a step as after one without. The
+hint of the stores is what releases lines. If they have none, the lines outlive the step, in the way of what works in
+the cache: 37, 51, 66 and 82 us; it takes gigabytes of other data, or ``cuCtxResetPersistingL2Cache``, to be rid of
+them. A gradient, which is only read, would gain 0.4% more, but its lines would have to be released one by one
+(``applypriority``): nearly free here, and all that is gained in kernels that only read and write.
 
-Loads that tell the second cache to give their lines up last (``L2::evict_last``) gain 1.5% and 1.6% by as many bytes
-from and to memory, also where each step finds other arrays. But the lines outlive the step, in the way of what works in
-the cache: six additions in 30 MiB take 51 us after it instead of 46, in 36 MiB 66 instead of 55, and after a sum over
-256 MiB in between still 47 instead of 43 and 61 instead of 50; it takes gigabytes of other data, or
-``cuCtxResetPersistingL2Cache``, to be rid of them. So they are not used.
+Beside the rate without hints, in the same runs: two elements of each array at once, or four where there is a 16-bit
+array, 0.997 to 1.001; blocks of 96 threads 0.999, of 64 0.998, of 160 and more 0.99; stored as they were loaded,
+without shared memory 0.95, by shuffles between two lanes 0.999, exchanged within a warp 0.997, all three arrays at once
+0.998, by bulk copies 0.997 to 1.001; no bounds, addresses for arrays 1.000 to 1.002; approximate roots and quotients
+0.998 to 1.001; the next blocks' lines asked for ahead 0.67 to 0.95, the first blocks' before the kernel ahead is over
+0.998; lines of 256 bytes asked for 0.993, past the first cache 1.001; m and v in one array, by blocks in turn, 0.993,
+all four 0.975; neighbouring blocks 64 or 512 stretches apart 1.000 and 0.997; arrays at other places in memory 0.999 to
+1.002. Beside two elements at once: loads and stores that tell the cache to forget 0.97 and 0.98, loads by bulk copies
+0.95, blocks that stay 0.92, blocks from both halves of the buffer in turn 0.99.
 
 Source: Loshchilov, Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2.
 """
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -52,6 +58,7 @@ from numba import cuda, float32
 
 from numstack.device import Array, Kernel, Stream, kernel, narrow, widen
 from numstack.device.ptx import load4, load8, store4, store8
+from numstack.device.ptx.lines import load8_kept, store4_released
 from numstack.errors import ConfigError
 from numstack.kernels.launch import (
     are_aligned,
@@ -182,24 +189,32 @@ def _step_master(
         v_N[i] = v
 
 
-@functools.cache
-def _step_vectors(has_master: bool, is_counted: bool) -> Kernel:
-    """The kernel of the variant ``vectors``; without a master param_N is its own.
-
-    ``is_counted``: steps_1 holds t. Its expm1 takes registers, and with them threads, from those who know t before.
-    """
+def _stretch_store(store_piece: Callable[..., None]) -> Any:
+    """A device function that stores a block's stretch from element ``first`` on, its pieces by ``store_piece``."""
 
     @cuda.jit(device=True)
     def store(x_N, first, values, exchanged):
-        """The block's stretch from element ``first`` on: by each access a warp writes what lies side by side."""
         piece = cuda.local.array(PIECE, float32)
         store8(exchanged, WIDTH * cuda.threadIdx.x, values, 0)
         cuda.syncthreads()
-        for start in range(0, STRETCH, PIECE * BLOCK):
+        for start in range(0, STRETCH, PIECE * BLOCK):  # by each access a warp writes what lies side by side
             place = start + PIECE * cuda.threadIdx.x
             load4(exchanged, place, piece, 0)
-            store4(x_N, first + place, piece, 0)
+            store_piece(x_N, first + place, piece, 0)
         cuda.syncthreads()
+
+    return store
+
+
+@functools.cache
+def _step_vectors(has_master: bool, is_counted: bool, is_wide: bool) -> Kernel:
+    """The kernel of the variant ``vectors``; without a master param_N is its own.
+
+    ``is_counted``: steps_1 holds t. Its expm1 takes registers, and with them threads, from those who know t before.
+    ``is_wide``: what is updated is float32, as the moments are.
+    """
+    store_moment = _stretch_store(store4_released)
+    load_value, store_value = (load8_kept, store_moment) if is_wide else (load8, _stretch_store(store4))
 
     @kernel(name=f"adamw.{'step_master' if has_master else 'step'} vectors", starts_early=True)
     def step(
@@ -216,9 +231,9 @@ def _step_vectors(has_master: bool, is_counted: bool) -> Kernel:
         if first + STRETCH <= n:
             start = first + WIDTH * cuda.threadIdx.x
             load8(grad_N, start, grad, 0)
-            load8(m_N, start, m, 0)
-            load8(master_N, start, value, 0)
-            load8(v_N, start, v, 0)
+            load8_kept(m_N, start, m, 0)
+            load_value(master_N, start, value, 0)
+            load8_kept(v_N, start, v, 0)
             decay = decay_S[start >> SEGMENT_BITS]
             scale = grad_scale_1[0]
             # The assembler moves no load behind a barrier. Without, it asks for some when others have come.
@@ -234,9 +249,9 @@ def _step_vectors(has_master: bool, is_counted: bool) -> Kernel:
                 value[e] = new_value if counts else value[e]
                 m[e] = new_m if counts else m[e]
                 v[e] = new_v if counts else v[e]
-            store(v_N, first, v, exchanged)
-            store(m_N, first, m, exchanged)
-            store(master_N, first, value, exchanged)
+            store_moment(v_N, first, v, exchanged)
+            store_moment(m_N, first, m, exchanged)
+            store_value(master_N, first, value, exchanged)
             if has_master and counts:
                 store8(param_N, start, value, 0)
         elif math.isfinite(grad_scale_1[0]):
@@ -265,8 +280,9 @@ def _launch_elements(param: Array, master: Array | None, rest: tuple[Any, ...], 
 
 def _launch_vectors(param: Array, master: Array | None, rest: tuple[Any, ...], stream: Stream | None) -> None:
     *arrays, is_counted, lr_1, scheduled, lr, rate1, rate2, eps, bias1, bias2 = rest
-    kernel_ = _step_vectors(master is not None, is_counted)
-    values = (param, param if master is None else master, *arrays, lr_1, scheduled, lr, rate1, rate2, eps, bias1, bias2)
+    updated = param if master is None else master
+    kernel_ = _step_vectors(master is not None, is_counted, updated.dtype == np.float32)
+    values = (param, updated, *arrays, lr_1, scheduled, lr, rate1, rate2, eps, bias1, bias2)
     kernel_[ceil_div(param.size, STRETCH), BLOCK, stream](*values, flops=14 * param.size)
 
 
