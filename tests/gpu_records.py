@@ -75,17 +75,27 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 def _instructions(path: Path) -> set[Path]:
-    """Files of PTX instructions that a kernel file imports; all of them if it imports the package."""
-    found: set[Path] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names] + [node.module]
-            if "numstack.device.ptx" in names and node.module == "numstack.device":
-                found |= set(PTX.glob("*.py"))
-            found |= {
-                file for name in names if (file := PTX / f"{name.rpartition('.')[2]}.py").exists() and ".ptx." in name
-            }
-    return found
+    """Files of the PTX instructions that a kernel file imports, by name or as attributes of the package."""
+    tree = ast.parse(path.read_text())
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "numstack.device.ptx":
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("numstack.device.ptx."):
+            names.add(node.module.rpartition(".")[2])
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ptx":
+            names.add(node.attr)
+    homes = _homes()
+    return {file for name in names if (file := PTX / f"{homes.get(name, name)}.py").exists()}
+
+
+@functools.cache
+def _homes() -> dict[str, str]:
+    """For each instruction that the package of instructions hands on, the file that has it."""
+    package = PTX / "__init__.py"
+    nodes = ast.walk(ast.parse(package.read_text())) if package.exists() else ()
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return {alias.name: str(node.module).rpartition(".")[2] for node in imports for alias in node.names}
 
 
 def _code(path: Path) -> str:

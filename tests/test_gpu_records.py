@@ -22,6 +22,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "gemm.py").write_text("from numstack.kernels import gelu\nfrom numstack.device.ptx import mma\n")
     instructions = tmp_path / "numstack" / "device" / "ptx"
     instructions.mkdir()
+    (instructions / "__init__.py").write_text("from numstack.device.ptx.tma import load\n")
     (instructions / "mma.py").write_text("TEXT = 'mma'\n")
     (instructions / "tma.py").write_text("TEXT = 'tma'\n")
     tests = tmp_path / "tests" / "kernels"
@@ -33,19 +34,24 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(gpu_records, "TESTS", tests)
     monkeypatch.setattr(gpu_records, "ROOT", tmp_path)
     monkeypatch.setattr(gpu_records, "RECORDS", tmp_path / "records.json")
-    gpu_records.digest.cache_clear()
+    forget()
     yield folder
+    forget()
+
+
+def forget() -> None:
     gpu_records.digest.cache_clear()
+    gpu_records._homes.cache_clear()
 
 
 def record(**failed: int) -> None:
-    gpu_records.digest.cache_clear()
+    forget()
     records = {name: {"digest": gpu_records.digest(name), "failed": n} for name, n in failed.items()}
     gpu_records.RECORDS.write_text(json.dumps(records))
 
 
 def changed() -> list[str]:
-    gpu_records.digest.cache_clear()
+    forget()
     return gpu_records.changed()
 
 
@@ -75,8 +81,18 @@ def test_a_change_of_an_instruction_reaches_who_imports_it(kernels: Path) -> Non
     assert changed() == []
     (kernels.parent / "device" / "ptx" / "mma.py").write_text("TEXT = 'other'\n")
     assert changed() == ["gemm"]
+
+
+@pytest.mark.parametrize(
+    "use", ["from numstack.device import ptx\nptx.load()\n", "from numstack.device.ptx import load\nload()\n"]
+)
+def test_an_instruction_that_the_package_hands_on_is_looked_for_where_it_is(kernels: Path, use: str) -> None:
+    (kernels / "gelu.py").write_text(use)
     record(gelu=0, gemm=0)
-    (kernels / "gelu.py").write_text("from numstack.device import ptx\n")
+    instructions = kernels.parent / "device" / "ptx"
+    (instructions / "wgmma.py").write_text("TEXT = 'no one imports it'\n")
+    assert changed() == []
+    (instructions / "tma.py").write_text("TEXT = 'other'\n")
     assert changed() == ["gelu", "gemm"]
 
 
