@@ -35,13 +35,21 @@ chunk reads later marked to be evicted last (1%), and what chunks read to be evi
 times at which rows are found (2%; of float32, 12 MB less come from memory, and it is 0.5% faster); rows with more than
 SHORT positions shared by all blocks of the cluster, whose sums meet in shared memory (words: 83% slower).
 
-Nor did reading dout once. One kernel groups positions by token and says at each whose sum begins there, another has
-tiles of all texts of a time in shared memory, from which some warps sum positions, and others rows. The second alone
-takes 58.7 us (float32: 72.3), moves 207 MB where 214 are moved here, and a seventh less through the L2 cache; but the
-first takes 13, of which 5 are hidden: 69 (83) together. As one kernel, whose grid meets once while the first tiles are
-being loaded: 62.1 us and 74.2, words 75 and 102. The meeting is over after 6 us, the grouping hidden but for 3; without
-it 59.5 and 72.7. What limits then seems to be the copy engine, some 50 ns for each row of a tile. That is 9 us of a
-training step of 55,000, for 770 lines, a grid that must run at once and lists whose order is left to chance: not kept.
+Nor did reading dout once: tiles of all texts of a time in shared memory, of which some warps make the positions' sums,
+and others, where a token comes first, the row of the table; for that its other rows of dout are read once more. First
+tokens are grouped. By a kernel of clusters, of whose 13 us 5 are hidden: 69 us (float32: 83). In one kernel, whose grid
+meets while tiles come by copies of rows: 62.1 (74.2). Boxes of a tensor map come faster, but who meets waits behind
+them, 9 us instead of 6: 63.1. With one or two tiles of a block under way until then, and the first of them planned by
+all warps: 60.4 to 62.2 (71.6 to 74.6). By a small kernel, behind which the other starts early: 60.0 to 61.9 (73.6 to
+75.5), 0.86 to 0.88 of an equal copy (0.84 to 0.87), words 75 to 76 (92 to 101). With tokens grouped by someone else it
+would take 59.3 to 59.9 (71.6 to 72.7). Neither the copy engine nor the order of rows limits: plain warps read and write
+those 24,146 rows, in any order, in 40 us, as fast as a copy. What is lost seem to be the 8 to 11 us until rows are
+added, while shared memory has room for 26 MB of tiles, and 3 to 6 at the end, where blocks are done at different times.
+What did not help: additions in the L2 cache by the copy engine (4 us; rows alone take 49), smaller tiles at the end (1
+to 9) or throughout (1 to 20), rows of dout that are read again kept and tiles dropped (0 to 4), the first tiles or
+their rows of the table fetched into the L2 cache ahead (1 to 6). Rows of the table kept in the L2 cache until they are
+written were worth 0.6 us of bfloat16. All that would be 3 us (9) of a training step of 55,000, for 700 lines and lists
+whose order is left to chance: not kept.
 Nor did a kernel for the positions help, beside which this one starts and looks for tokens: 69 (91), as its registers
 fill a multiprocessor.
 """
