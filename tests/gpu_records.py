@@ -44,7 +44,7 @@ def digest(name: str) -> str:
     modules = _reachable(name)
     for module in sorted(modules):
         parts += [f"{module}: {_code(path)}" for path in _files(module)]
-    instructions = {found for module in modules for path in _files(module) for found in _instructions(path)}
+    instructions = _closed({found for module in modules for path in _files(module) for found in _instructions(path)})
     parts += [f"{path.name}: {_code(path)}" for path in sorted(instructions)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -75,7 +75,7 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 def _instructions(path: Path) -> set[Path]:
-    """Files of the PTX instructions that a kernel file imports, by name or as attributes of the package."""
+    """Files of PTX instructions that a file imports, by name or as attributes of the package."""
     tree = ast.parse(path.read_text())
     names: set[str] = set()
     for node in ast.walk(tree):
@@ -87,6 +87,16 @@ def _instructions(path: Path) -> set[Path]:
             names.add(node.attr)
     homes = _homes()
     return {file for name in names if (file := PTX / f"{homes.get(name, name)}.py").exists()}
+
+
+def _closed(files: set[Path]) -> set[Path]:
+    """These, and those that they build on."""
+    found, waiting = set(files), list(files)
+    while waiting:
+        new = _instructions(waiting.pop()) - found
+        found |= new
+        waiting += new
+    return found
 
 
 @functools.cache

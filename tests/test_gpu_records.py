@@ -96,6 +96,17 @@ def test_an_instruction_that_the_package_hands_on_is_looked_for_where_it_is(kern
     assert changed() == ["gelu", "gemm"]
 
 
+def test_a_change_of_what_an_instruction_builds_on_reaches_who_imports_it(kernels: Path) -> None:
+    instructions = kernels.parent / "device" / "ptx"
+    (instructions / "words.py").write_text(
+        "from numstack.device.ptx import mma\nfrom numstack.device.ptx.tma import load\n"
+    )
+    (kernels / "gelu.py").write_text("from numstack.device.ptx.words import words\n")
+    record(gelu=0, gemm=0)
+    (instructions / "tma.py").write_text("TEXT = 'other'\n")
+    assert changed() == ["gelu", "gemm"]
+
+
 def test_several_files_may_test_an_operation(kernels: Path) -> None:
     assert gpu_records.operations() == ["gelu", "gemm"]
     names = [gpu_records.operation_of(f"test_{name}") for name in ("gemm", "gemm_large", "gemmish", "sass")]

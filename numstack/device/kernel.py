@@ -186,8 +186,8 @@ def kernel(
         memory that no more fit on one than are meant to (``numstack.kernels.reduce_vectors``).
     waits_itself : bool, optional
         Starts early, and nothing is put in: it calls ``ptx.wait_for_kernel_before()`` in each block, before it reads or
-        writes what the kernel ahead writes or reads. All before that one is over: it has waited itself, if need be,
-        before this one may start.
+        writes what the kernel ahead writes or reads. Only that one can still run: whatever came before it was over when
+        it let this one start.
 
     Examples
     --------

@@ -137,8 +137,8 @@ def _of_words(dtype: Any) -> tuple[Any, Any]:
 def forward_backward(dtype: Any, threads: int, n_spans: int, *, beside_another: bool = False) -> Kernel:
     """Loss and gradient of rows of logits of a numba ``dtype``; n_spans whole spans of classes stay in shared memory.
 
-    One axis for all logits; block ``threads``; dynamic shared memory for the spans. ``beside_another``: the
-    kernel before, with which it shares no row.
+    One axis for all logits; block ``threads``; dynamic shared memory for the spans. ``beside_another``: it runs beside
+    the kernel before, with which it shares no row.
     """
     per_thread, held = PER_THREAD, HELD
     of = words_of(dtype)

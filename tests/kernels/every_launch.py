@@ -39,7 +39,7 @@ def random_array(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dtype", choices=DTYPES)
-    parser.add_argument("words", nargs="*", default=[""], metavar="WORD")
+    parser.add_argument("words", nargs="*", default=[""], metavar="WORD")  # the default is in every name
     parser.add_argument("--portable", action="store_true", help="also the variants that run on any device")
     parser.add_argument("--share", default="0/1", metavar="I/N", help="every N-th launch, from number I (default: all)")
     options = parser.parse_args()
@@ -61,9 +61,9 @@ def main() -> None:
 def every_launch(options: argparse.Namespace) -> Iterator[catalogue.Launch]:
     """Of variants that are made for GPUs, then of the others on smaller arrays: they take racecheck minutes."""
     portable = portable_variants()
-    for T, H, is_portable in ((256, 12, False), (32, 2, True)) if options.portable else ((256, 12, False),):
-        catalogue.B, catalogue.T, catalogue.R = 1, T, T
-        catalogue.H, catalogue.C = H, H * catalogue.D
+    for is_portable in (False, True) if options.portable else (False,):
+        catalogue.B, catalogue.T, catalogue.H = (1, 32, 2) if is_portable else (1, 256, 12)
+        catalogue.R, catalogue.C = catalogue.B * catalogue.T, catalogue.H * catalogue.D
         for launch in catalogue.launches(random_array, DTYPES[options.dtype]):
             if (launch.variant in portable) == is_portable:
                 yield launch

@@ -38,10 +38,14 @@ def test_elements_go_in_and_out() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
-def test_each_access_is_one_instruction(architecture: str) -> None:
+def test_each_access_is_one_instruction_and_has_its_policy(architecture: str) -> None:
     with offline.device(architecture) as device:
         doubling()[2, 32](*(device.array((n,), np.float32) for n in (512, 512, 256)))
         [build] = device.builds.values()
-    opcodes = [i.opcode for i in sass.disassemble(build.code)]
+    code = sass.disassemble(build.code)
+    opcodes = [i.opcode for i in code]
     assert opcodes.count("LDG.E.128") == 3 and opcodes.count("STG.E.128") == 3
+    # The policy is in the descriptor of an access, as a constant: of evict_last from 0x14 on, of evict_normal 0x16.
+    constants = " ".join(i.operands for i in code if i.opcode == "UMOV")
+    assert "0x14" in constants and "0x16" in constants
     assert not build.faults()
