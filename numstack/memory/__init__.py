@@ -12,13 +12,14 @@ request, and neighbours are joined when they are free. Regions go back to the de
 (``release_unused``) or the device is full.
 
 ``block`` block and free list; ``region`` where regions come from, and the limit; ``scope`` which stream may use a free
-block when; ``manager`` requests and returns; ``staging`` host data on its way to the device; ``report`` what
+block when; ``manager`` requests and returns; ``staging`` data on its way between host and device; ``report`` what
 ``OutOfMemory`` says.
 """
 
 from numstack.errors import OutOfMemory
 from numstack.memory.arrays import (
     empty,
+    fetch,
     from_host,
     manager,
     record_use,
@@ -44,6 +45,7 @@ __all__ = [
     "ScopeStatistics",
     "Statistics",
     "empty",
+    "fetch",
     "from_host",
     "manager",
     "record_use",

@@ -16,7 +16,7 @@ from numstack.device import current_device
 from numstack.errors import DTypeError, ShapeError
 from numstack.memory.block import Where
 from numstack.memory.manager import MemoryManager
-from numstack.memory.staging import Staging
+from numstack.memory.staging import Reading, Staging
 from numstack.memory.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -102,6 +102,16 @@ def send(values: npt.ArrayLike, *, scope: str | None = None, stream: Stream | No
     device = current_device()
     device.state(Staging).send(host, array, stream or device.default_stream)
     return array
+
+
+def fetch(array: Array, stream: Stream | None = None) -> Reading:
+    """Ask for a copy in host memory, and return at once: ``fetch(array).wait()`` has the values.
+
+    They are those that works on ``stream`` have left by now. Works that are submitted later may run meanwhile, and the
+    host waits for none of them. ``array`` is C-contiguous, and its memory of the same stream.
+    """
+    device = current_device()
+    return device.state(Staging).fetch(array, stream or device.default_stream)
 
 
 def to_host(array: Array) -> np.ndarray[Any, np.dtype[Any]]:

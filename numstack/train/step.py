@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from numstack import memory
 from numstack.autograd import backward, no_grad
 from numstack.comm import GradientBuckets
 from numstack.data import Dataset, evenly_spaced_windows
@@ -40,21 +41,22 @@ def train_step(
     Returns
     -------
     float
-        Mean loss of this rank's micro-batches, in nats per token. Waits for the device.
+        Mean loss of this rank's micro-batches, in nats per token. Waits for the last forward pass, while the rest of
+        the step goes on: so the device has work to do until the host has submitted the next step.
     """
     micro_batches = list(micro_batches)
     losses = []
     model.parameters.zero_gradients()
     for number, (inputs_BT, targets_BT) in enumerate(micro_batches, start=1):
         loss = model(inputs_BT, targets_BT, gradient=optimizer.loss_gradient(1 / len(micro_batches)))
+        losses.append(memory.fetch(loss.array))
         last = number == len(micro_batches)
         on_final = _sender(model, buckets) if buckets is not None and last else None
         backward(loss, on_final=on_final)
-        losses.append(loss)
     if buckets is not None:
         buckets.finish()
     optimizer.step(lr=learning_rate, max_norm=max_norm)
-    return sum(loss.item() for loss in losses) / len(losses)
+    return float(sum(loss.wait().item() for loss in losses) / len(losses))
 
 
 def _sender(model: GPT, buckets: GradientBuckets) -> Callable[[Parameter], None]:

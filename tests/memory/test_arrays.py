@@ -308,3 +308,34 @@ def test_nothing_and_a_number_can_be_sent(values):
     array = memory.send(values)
     assert array.shape == np.shape(values)
     assert np.array_equal(memory.to_host(array), values)
+
+
+def test_what_is_fetched_is_as_it_was_then(monkeypatch):
+    """Later works of the stream change the array; buffers come back, and one that nobody waits for does not."""
+    n_pinned, pinned = 0, current_device().pinned
+
+    def counted(*args):
+        nonlocal n_pinned
+        n_pinned += 1
+        return pinned(*args)
+
+    monkeypatch.setattr(current_device(), "pinned", counted)
+    stream = current_device().create_stream()
+    array = memory.empty((3, 50), np.float32, stream=stream)
+    for _ in range(4):
+        readings = []
+        for number in range(3):
+            current_device().fill(array, number, stream)
+            readings.append(memory.fetch(array, stream))
+        readings.pop()
+        current_device().fill(array, np.nan, stream)
+        for number, reading in enumerate(readings):
+            first = reading.wait()
+            assert np.array_equal(first, np.full((3, 50), number, np.float32))
+            assert reading.wait() is first
+    assert n_pinned <= 2 + 4
+
+
+def test_nothing_and_a_number_can_be_fetched():
+    for values in (np.zeros((0, 3), np.float32), np.float32(2.5)):
+        assert np.array_equal(memory.fetch(memory.from_host(values)).wait(), values)
