@@ -34,14 +34,15 @@ def main() -> None:
         table, positions, dout = (
             memory.from_host(rng.standard_normal(shape, dtype=np.float32)) for shape in ((V, C), (T, C), (B, T, C))
         )
-        out, workspace = memory.empty((B, T, C), np.float32), memory.empty(embedding.workspace_size(B, T, V), np.int32)
+        out, groups = memory.empty((B, T, C), np.float32), memory.empty(embedding.groups_size(B, T, V), np.int32)
         what = f"B{B} T{T} V{V} C{C}"
-        forward = harness.median_s(partial(embedding.forward, tokens, table, positions, out))
-        rows.append([what, "forward", 1e6 * forward, 2e-9 * out.nbytes / forward])
-        for variant in embedding.BACKWARD.defaults(row_of(C, dout), V):
+        for name, of_groups in (("forward", None), ("forward, tokens grouped", groups)):
+            forward = harness.median_s(partial(embedding.forward, tokens, table, positions, out, of_groups))
+            rows.append([what, name, 1e6 * forward, 2e-9 * out.nbytes / forward])
+        for variant in embedding.BACKWARD.defaults(row_of(C, dout), True):
             if variant == "scan" and V * B * T * C > LARGEST_SCAN:
                 continue
-            run = partial(embedding.backward, tokens, dout, table, positions, workspace, variant=variant)
+            run = partial(embedding.backward, tokens, dout, table, positions, groups, variant=variant)
             seconds = harness.median_s(run)
             rows.append([what, f"backward {variant}", 1e6 * seconds, 3e-9 * out.nbytes / seconds])
     harness.report("embedding", ("shape", "pass and variant", "us", "GB/s"), rows, options)

@@ -19,6 +19,7 @@ from numstack.kernels import (
     dropout,
     elementwise,
     embedding,
+    embedding_groups,
     gelu,
     gemm,
     layernorm,
@@ -40,11 +41,15 @@ MakeArray = Callable[..., Any]
 
 
 class Launch(NamedTuple):
-    """One way to call an operation: its name, the variant (empty if there is only one), and the call."""
+    """One way to call an operation: its name, the variant (empty if there is only one), and the call.
+
+    ``scratch``: arrays that it may leave in one way or another.
+    """
 
     operation: str
     variant: str
     run: Callable[[], None]
+    scratch: tuple[Any, ...] = ()
 
 
 def launches(array: MakeArray, dtype: np.dtype | type) -> Iterator[Launch]:
@@ -207,13 +212,20 @@ def _embedding(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
     tokens, out = array((B, T), np.int32), array((B, T, C), dtype)
     table, positions = array((V, C), dtype), array((T, C), dtype)
     dtable, dpositions = array((V, C), np.float32), array((T, C), np.float32)
-    workspace = array((embedding.workspace_size(B, T, V),), np.int32)
-    for of_positions in (positions, None):
-        forward = partial(embedding.forward, tokens, table, of_positions, out)
-        yield from _each("embedding.forward", embedding.FORWARD, forward)
-    for of_table, of_positions in ((dtable, dpositions), (table, None)):
-        backward = partial(embedding.backward, tokens, out, of_table, of_positions, workspace)
-        yield from _each("embedding.backward", embedding.BACKWARD, backward)
+    groups = array((embedding.groups_size(B, T, V),), np.int32)
+    for variant in embedding_groups.GROUP.runnable():
+        run = partial(embedding_groups.group, tokens, groups, V, variant=variant)
+        yield Launch("embedding.group", variant, run, (groups,))
+    for of_positions, of_groups in ((positions, None), (None, None), (positions, groups)):
+        forward = partial(embedding.forward, tokens, table, of_positions, out, of_groups)
+        for launch in _each("embedding.forward", embedding.FORWARD, forward):
+            yield launch._replace(scratch=(groups,))
+    group = partial(embedding_groups.group, tokens, groups, V)
+    for of_table, of_positions in ((dtable, dpositions), (dtable, None), (table, positions)):
+        backward = partial(embedding.backward, tokens, out, of_table, of_positions, groups)
+        for launch in _each("embedding.backward", embedding.BACKWARD, backward):
+            if of_positions is not None or launch.variant != "tiles_of_times":
+                yield launch._replace(run=partial(_in_turn, group, launch.run), scratch=(groups,))
 
 
 def _optimiser(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
@@ -274,6 +286,11 @@ def _elementwise(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
         "elementwise.transpose", elementwise.TRANSPOSE_VARIANTS, partial(elementwise.transpose, x, array((C, R), dtype))
     )
     yield from _each("dropout.forward", dropout.VARIANTS, partial(dropout.forward, x, y, p=0.1, seed=1, offset=0))
+
+
+def _in_turn(first: Callable[[], None], second: Callable[[], None]) -> None:
+    first()
+    second()
 
 
 def _each(operation: str, variants: Any, run: Callable[..., None]) -> Iterator[Launch]:

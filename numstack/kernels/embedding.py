@@ -12,34 +12,44 @@ Backward, added to what the gradients hold::
 A token outside [0, V) gives a row of NaN in out and no gradient, and no access outside the table: the host checks
 tokens before they get here, and the NaN watch sees what slips through.
 
-Backward ladder: ``scan`` has a block for each row of the table, which looks through all tokens: V x N comparisons.
-``counting_sort`` first groups the N = B T positions by token, then sums each group:
+Both sums are in the order of positions, or a fixed one: equal bits in every run.
 
-1. count tokens (integer atomics: the counts do not depend on their order);
-2. turn counts into the start of each group in a list of N slots (a scan by one block);
-3. drop each position into a slot of its group, in whatever order the atomics come;
-4. sort each group: a position's rank is the number of smaller positions in its group;
-5. a block for each row of the table adds its group's rows of dout: warp y takes ranks y, y + 8, ..., and the eight
-   sums are added in order.
+Which positions have the same token is found out in the forward pass (:mod:`numstack.kernels.embedding_groups`): tokens
+are all there is to know, and a kernel that groups them runs beside the one that reads their rows, almost for nothing.
+What it leaves, ``groups``, is for backward.
 
-So the order of every floating-point sum is fixed by the tokens alone, and the result is the same bits in every run.
-Step 4 costs the sum of squared group sizes, 6% of N^2 comparisons for English characters, far less for BPE tokens.
-
-On GPUs forward has a variant by vectors of 16 bytes (:mod:`numstack.kernels.embedding_vectors`), and backward
-``owned_rows`` (:mod:`numstack.kernels.embedding_owned`): each block looks for the tokens of its own rows. On Hopper
-``rows_of_clusters`` (:mod:`numstack.kernels.embedding_clusters`): blocks of a cluster share tokens and rows.
+Backward ladder: ``scan`` has a thread for each element of the table, which looks through all tokens: V x N comparisons.
+``row_per_warp`` goes by groups: a warp adds, one by one, the rows of dout that have a token. On GPUs ``rows_of_groups``
+(:mod:`numstack.kernels.embedding_rows`) has rows of the table and of dout under way together; both leave the positions
+to a kernel of their own. On Hopper ``tiles_of_times`` (:mod:`numstack.kernels.embedding_tiles`) reads dout once for
+both. Forward has a variant by vectors of 16 bytes (:mod:`numstack.kernels.embedding_vectors`).
 """
 
 import math
 
 import numpy as np
-from numba import cuda, float32, from_dtype, int32
+from numba import cuda, float32, from_dtype
 
 from numstack.device import Array, Stream, current_device, kernel, narrow, widen
-from numstack.kernels import embedding_clusters as clusters
-from numstack.kernels import embedding_owned as owned
+from numstack.kernels import embedding_rows as rows
+from numstack.kernels import embedding_tiles as tiles
 from numstack.kernels import embedding_vectors as by_vectors
-from numstack.kernels.embedding_parts import MOST_COLUMNS, MOST_ROWS, fours_of, owners, reciprocal
+from numstack.kernels.embedding_groups import group
+from numstack.kernels.embedding_groups_format import (
+    COUNT,
+    HEAD_OF_TILE,
+    N_FEW,
+    N_FREQUENT,
+    N_MANY,
+    OF_FREQUENT,
+    PLAN,
+    START,
+    TOKEN,
+    WORDS_OF_ROW,
+    layout,
+    parts,
+)
+from numstack.kernels.embedding_groups_format import ROWS as TEXTS
 from numstack.kernels.launch import (
     ceil_div,
     check_contiguous,
@@ -56,10 +66,8 @@ from numstack.kernels.warp import WARP
 
 BLOCK = 128  # threads of the one-dimensional blocks
 ROWS = 4  # positions of a forward block, a warp each
-SCANNERS = 256  # threads of the block that scans the counts
-ADDERS = 8  # warps that share the rows of a group
+ADDERS = 8  # warps that add rows of the table, or share a frequent token
 BYTES = 16  # of a vector
-CLUSTER = 8  # blocks that share tokens and rows
 
 
 def reference(tokens_BT: np.ndarray, token_table_VC: np.ndarray, position_table_TC: np.ndarray | None) -> np.ndarray:
@@ -138,110 +146,58 @@ def _add_tokens_scan(tokens_N, dout_NC, dtoken_table_VC):
 
 
 @kernel
-def _clear(ends_V):
-    v = cuda.grid(1)
-    if v < ends_V.size:
-        ends_V[v] = int32(0)
+def _add_rows(order_N, plans_N, dout_NC, dtoken_table_VC):
+    """Block (32, ADDERS) for each tile's plan: a warp for each row of the table."""
+    plan = cuda.blockIdx.x * PLAN
+    n_few = plans_N[plan + N_FEW]
+    n_empty = TEXTS - n_few - plans_N[plan + N_MANY]
+    C = dout_NC.shape[1]
+    for i in range(cuda.threadIdx.y, TEXTS - n_empty, ADDERS):
+        row = plan + HEAD_OF_TILE + (i if i < n_few else i + n_empty) * WORDS_OF_ROW
+        token = plans_N[row + TOKEN]
+        begin = plans_N[row + START]
+        end = begin + plans_N[row + COUNT] // TEXTS
+        for c in range(cuda.threadIdx.x, C, WARP):
+            total = widen(dtoken_table_VC[token, c])
+            for k in range(begin, end):
+                total += widen(dout_NC[order_N[k], c])
+            dtoken_table_VC[token, c] = narrow(total, dtoken_table_VC.dtype)
 
 
 @kernel
-def _count(tokens_N, ends_V):
-    n = cuda.grid(1)
-    if n < tokens_N.size:
-        token = tokens_N[n]
-        if token >= 0 and token < ends_V.size:
-            cuda.atomic.add(ends_V, token, int32(1))
-
-
-@kernel
-def _scan_counts(ends_V):
-    """One block: each count becomes the sum of those before it. Each thread takes a stretch of the counts."""
-    sums = cuda.shared.array(SCANNERS, int32)
-    thread = cuda.threadIdx.x
-    stretch = (ends_V.size + SCANNERS - 1) // SCANNERS
-    begin = thread * stretch
-    end = min(begin + stretch, ends_V.size)
-    total = int32(0)
-    for v in range(begin, end):
-        total += ends_V[v]
-    sums[thread] = total
-    cuda.syncthreads()
-    offset = 1
-    while offset < SCANNERS:  # Hillis-Steele: after step k a thread has the sum of 2^k stretches
-        other = int32(0)
-        if thread >= offset:
-            other = sums[thread - offset]
-        cuda.syncthreads()
-        sums[thread] += other
-        cuda.syncthreads()
-        offset *= 2
-    before = sums[thread] - total
-    for v in range(begin, end):
-        count = ends_V[v]
-        ends_V[v] = before
-        before += count
-
-
-@kernel
-def _fill_slots(tokens_N, ends_V, slots_N):
-    """Each group's start moves on by one for each position dropped, and so becomes its end, the start of the next."""
-    n = cuda.grid(1)
-    if n < tokens_N.size:
-        token = tokens_N[n]
-        if token >= 0 and token < ends_V.size:
-            slots_N[cuda.atomic.add(ends_V, token, int32(1))] = n
-
-
-@kernel
-def _sort_groups(tokens_N, ends_V, slots_N, sorted_N):
-    n = cuda.grid(1)
-    if n < tokens_N.size:
-        token = tokens_N[n]
-        if token >= 0 and token < ends_V.size:
-            begin = ends_V[token - 1] if token > 0 else int32(0)
-            rank = int32(0)
-            for slot in range(begin, ends_V[token]):
-                if slots_N[slot] < n:
-                    rank += int32(1)
-            sorted_N[begin + rank] = n
-
-
-@kernel
-def _add_groups(ends_V, sorted_N, dout_NC, dtoken_table_VC):
-    """Block (32, ADDERS) for each row of the table."""
+def _add_frequent(header, order_N, frequent_N, dout_NC, dtoken_table_VC):
+    """Block (32, ADDERS) for each token with many positions: warp y takes positions y, y + ADDERS, ..."""
     sums = cuda.shared.array((ADDERS, WARP), float32)
     lane = cuda.threadIdx.x
     warp = cuda.threadIdx.y
-    v = cuda.blockIdx.x
     C = dout_NC.shape[1]
-    begin = ends_V[v - 1] if v > 0 else int32(0)
-    end = ends_V[v]
-    if begin == end:
-        return  # most rows of a large vocabulary
+    if cuda.blockIdx.x >= header[N_FREQUENT]:
+        return
+    record = cuda.blockIdx.x * OF_FREQUENT
+    token = frequent_N[record]
+    begin = frequent_N[record + 1]
+    end = begin + frequent_N[record + 2]
     for c0 in range(0, C, WARP):
         c = c0 + lane
         total = float32(0)
-        for s0 in range(begin, end, ADDERS):
-            s = s0 + warp
-            if s < end:
-                n = sorted_N[s]
-                if c < C:
-                    total += widen(dout_NC[n, c])
+        for k in range(begin + warp, end, ADDERS):
+            if c < C:
+                total += widen(dout_NC[order_N[k], c])
         sums[warp, lane] = total
         cuda.syncthreads()
         if warp == 0 and c < C:
             for y in range(1, ADDERS):
                 total += sums[y, lane]
-            dtoken_table_VC[v, c] = narrow(widen(dtoken_table_VC[v, c]) + total, dtoken_table_VC.dtype)
+            dtoken_table_VC[token, c] = narrow(widen(dtoken_table_VC[token, c]) + total, dtoken_table_VC.dtype)
         cuda.syncthreads()
 
 
 # --- launchers -------------------------------------------------------------------------------------------------------
 
 
-def workspace_size(B: int, T: int, V: int) -> int:
-    """Int32 elements of workspace that :func:`backward` needs."""
-    return V + 2 * B * T + 1
+def groups_size(B: int, T: int, V: int) -> int:
+    """Int32 elements of ``groups`` for B texts of T tokens of V."""
+    return layout(B, T, V).size
 
 
 def _takes_vectors(row: Row, V: int) -> bool:
@@ -253,13 +209,18 @@ def _has_vectors(row: Row) -> bool:
     return row.is_aligned and row.columns % VECTOR == 0 and row.columns > 0
 
 
-def _takes_owners(row: Row, V: int) -> bool:
-    """Whole vectors, and a table that has rows, but not so many that they cannot be shared out by a multiplication."""
-    multiprocessors = current_device().properties.multiprocessors
-    return _has_vectors(row) and 0 < V * (owners(V, multiprocessors) + multiprocessors) < 1 << 32
+def _takes_rows(row: Row, has_positions: bool) -> bool:
+    return _has_vectors(row)
 
 
-def _forward_by_warps(tokens: Array, table: Array, positions: Array | None, out: Array, stream: Stream | None) -> None:
+def _takes_tiles(row: Row, has_positions: bool) -> bool:
+    """Whole vectors, and positions: without them, dout need not come by tiles."""
+    return _has_vectors(row) and has_positions
+
+
+def _forward_by_warps(
+    tokens: Array, table: Array, positions: Array | None, out: Array, groups: Array | None, stream: Stream | None
+) -> None:
     N = tokens.size
     tokens, out = tokens.reshape(N), out.reshape(N, table.shape[1])
     grid, block = ceil_div(N, ROWS), (WARP, ROWS)
@@ -270,14 +231,16 @@ def _forward_by_warps(tokens: Array, table: Array, positions: Array | None, out:
 
 
 def _forward_by_vectors(
-    tokens: Array, table: Array, positions: Array | None, out: Array, stream: Stream | None
+    tokens: Array, table: Array, positions: Array | None, out: Array, groups: Array | None, stream: Stream | None
 ) -> None:
     B, T = tokens.shape
     V, C = table.shape
     texts = next(n for n in (by_vectors.TEXTS, 4, 2, 1) if n <= max(B, 1))
     n_vectors = C * table.itemsize // BYTES
     grid = (ceil_div(T * n_vectors, by_vectors.THREADS), ceil_div(B, texts))
-    kernel_ = by_vectors.forward(from_dtype(table.dtype), has_positions=positions is not None, texts=texts)
+    kernel_ = by_vectors.forward(
+        from_dtype(table.dtype), has_positions=positions is not None, texts=texts, is_beside_groups=groups is not None
+    )
     arrays = (tokens, table, table if positions is None else positions, out)
     kernel_[grid, by_vectors.THREADS, stream](*map(flat, arrays), B, T, V, n_vectors, flops=out.size)
 
@@ -290,7 +253,7 @@ def _backward_positions(dout: Array, dpositions: Array, stream: Stream | None) -
 
 
 def _backward_scan(
-    tokens: Array, dout: Array, dtable: Array, dpositions: Array | None, workspace: Array, stream: Stream | None
+    tokens: Array, dout: Array, dtable: Array, dpositions: Array | None, groups: Array, stream: Stream | None
 ) -> None:
     if dpositions is not None:
         _backward_positions(dout, dpositions, stream)
@@ -299,75 +262,40 @@ def _backward_scan(
     _add_tokens_scan[(V, ceil_div(C, BLOCK)), BLOCK, stream](tokens, dout, dtable)
 
 
-def _backward_sort(
-    tokens: Array, dout: Array, dtable: Array, dpositions: Array | None, workspace: Array, stream: Stream | None
+def _backward_by_warps(
+    tokens: Array, dout: Array, dtable: Array, dpositions: Array | None, groups: Array, stream: Stream | None
 ) -> None:
     if dpositions is not None:
         _backward_positions(dout, dpositions, stream)
-    N, V = tokens.size, dtable.shape[0]
-    tokens, dout = tokens.reshape(N), dout.reshape(N, dtable.shape[1])
-    ends, slots, order = workspace[:V], workspace[V : V + N], workspace[V + N : V + 2 * N]
-    over_tokens = ceil_div(N, BLOCK)
-    _clear[ceil_div(V, BLOCK), BLOCK, stream](ends)
-    _count[over_tokens, BLOCK, stream](tokens, ends)
-    _scan_counts[1, SCANNERS, stream](ends)
-    _fill_slots[over_tokens, BLOCK, stream](tokens, ends, slots)
-    _sort_groups[over_tokens, BLOCK, stream](tokens, ends, slots, order)
-    _add_groups[V, (WARP, ADDERS), stream](ends, order, dout, dtable, flops=dout.size)
-
-
-def _backward_owned(
-    tokens: Array, dout: Array, dtable: Array, dpositions: Array | None, workspace: Array, stream: Stream | None
-) -> None:
-    if tokens.size == 0:
-        return
-    B, V, C = tokens.shape[0], *dtable.shape
-    n_blocks = owners(V, current_device().properties.multiprocessors)
-    n_rows = ceil_div(V, n_blocks)
-    fours, is_exact = fours_of(C)
-    n_vectors = 0 if dpositions is None else ceil_div(dpositions.size * dout.itemsize, BYTES * n_blocks)
-    columns = ceil_div(n_vectors, WARP * owned.FEW.warps)
-    is_fused = 0 < columns <= MOST_COLUMNS
-    size = owned.MANY if is_exact and not is_fused else owned.FEW
-    kernel_ = owned.add_owned_rows(
-        from_dtype(dout.dtype), size, fours, is_exact=is_exact, columns=columns if is_fused else 0
-    )
-    positions = dpositions if is_fused and dpositions is not None else dout
-    kernel_[n_blocks, (WARP, size.warps), stream, owned.shared_bytes(n_rows, size.warps)](
-        flat(tokens), flat(dout), dtable, flat(positions), B, n_rows, reciprocal(n_blocks), n_vectors,
-        flops=dout.size,
-    )  # fmt: skip
-    if dpositions is not None and not is_fused:
-        _backward_positions_by_vectors(dout, dpositions, stream)
-
-
-def _backward_clusters(
-    tokens: Array, dout: Array, dtable: Array, dpositions: Array | None, workspace: Array, stream: Stream | None
-) -> None:
-    if tokens.size == 0:
-        return
     B, T = tokens.shape
-    V, C = dtable.shape
-    fours, is_exact = fours_of(C)
-    kernel_ = clusters.add_rows(from_dtype(dout.dtype), fours, is_exact=is_exact, blocks=CLUSTER)
-    arrays = (flat(tokens), flat(dout), dtable, _flat_or(dpositions, dtable), B, T)
-    block = (WARP, clusters.WARPS)
-    n_clusters = kernel_.clusters_at_once(block, clusters.shared_bytes(MOST_ROWS), *arrays, 0, 0, 0)
-    n_blocks = owners(V, n_clusters * CLUSTER)
-    n_rows = ceil_div(V, n_blocks)
-    kernel_[n_blocks, block, stream, clusters.shared_bytes(n_rows)](
-        *arrays, n_rows, reciprocal(n_blocks), _chunks(dpositions, dout, n_blocks), flops=dout.size
+    V = dtable.shape[0]
+    header, order, frequent, plans = parts(groups, B, T, V)
+    dout, block = dout.reshape(tokens.size, dtable.shape[1]), (WARP, ADDERS)
+    _add_rows[plans.size // PLAN, block, stream](order, plans, dout, dtable, flops=dout.size)
+    _add_frequent[frequent.size // OF_FREQUENT, block, stream](header, order, frequent, dout, dtable)
+
+
+def _backward_by_rows(
+    tokens: Array, dout: Array, dtable: Array, dpositions: Array | None, groups: Array, stream: Stream | None
+) -> None:
+    if dpositions is not None:
+        _backward_positions_by_vectors(dout, dpositions, stream)
+    rows.add(dout, dtable, groups, stream=stream)
+
+
+def _backward_by_tiles(
+    tokens: Array, dout: Array, dtable: Array, dpositions: Array, groups: Array, stream: Stream | None
+) -> None:
+    B, T, C = dout.shape
+    size = tiles.size_of(dout.itemsize, C)
+    kernel_ = tiles.add_tiles(
+        from_dtype(dout.dtype), size, is_exact=C % size.channels == 0, keeps_rows=dtable.dtype == np.float32
     )
-
-
-def _flat_or(dpositions: Array | None, instead: Array) -> Array:
-    """What a kernel takes that does not look at it if there is none."""
-    return flat(instead if dpositions is None else dpositions)
-
-
-def _chunks(dpositions: Array | None, dout: Array, n_blocks: int) -> int:
-    """Of the positions' gradient that are a block's."""
-    return 0 if dpositions is None else ceil_div(dpositions.size * dout.itemsize, WARP * BYTES * n_blocks)
+    shared_bytes = tiles.shared_bytes(size, dout.itemsize)
+    kernel_[current_device().properties.multiprocessors, (WARP, size.warps), stream, shared_bytes](
+        flat(dout), tiles.map_of(dout), dtable, flat(dpositions), *parts(groups, B, T, dtable.shape[0]),
+        B, T, tiles.slices_of(size, C), ceil_div(B, TEXTS), flops=dout.size,
+    )  # fmt: skip
 
 
 def _backward_positions_by_vectors(dout: Array, dpositions: Array, stream: Stream | None) -> None:
@@ -389,9 +317,9 @@ BACKWARD = Variants(
     "embedding.backward",
     [
         Variant("scan", _backward_scan, note="Each row of the table looks through all tokens."),
-        Variant("counting_sort", _backward_sort, note="Positions are grouped by token first: each is looked at once."),
-        Variant("owned_rows", _backward_owned, "Each block looks for its own rows' tokens.", _takes_owners, "gpu"),
-        Variant("rows_of_clusters", _backward_clusters, "Blocks share tokens and rows.", _takes_owners, "sm_90a"),
+        Variant("row_per_warp", _backward_by_warps, note="Groups say where a token's rows are."),
+        Variant("rows_of_groups", _backward_by_rows, "Rows under way together, 16 bytes a lane.", _takes_rows, "gpu"),
+        Variant("tiles_of_times", _backward_by_tiles, "Positions as well: dout is read once.", _takes_tiles, "sm_90a"),
     ],
 )
 
@@ -401,6 +329,7 @@ def forward(
     token_table_VC: Array,
     position_table_TC: Array | None,
     out_BTC: Array,
+    groups: Array | None = None,
     *,
     variant: str | None = None,
     stream: Stream | None = None,
@@ -415,25 +344,32 @@ def forward(
         Of a longer table give the first T rows.
     out_BTC : array, shape (B, T, C), floating, C-contiguous
         NaN where a token is outside [0, V).
+    groups : array, one axis, int32, optional
+        At least ``groups_size(B, T, V)`` elements, for what :func:`backward` needs of these tokens.
     variant : str, optional
         A name of ``FORWARD``.
 
     Raises
     ------
     ShapeError, DTypeError
-        If the arrays do not fit one another.
+        If the arrays do not fit one another, or groups is too small.
 
     Notes
     -----
-    Workspace: none. Deterministic: yes.
+    Workspace: none. Deterministic: yes, but for what groups has room for beside its parts.
     """
     B, T, C = _check(tokens_BT, out_BTC, "out_BTC", token_table_VC, "token_table_VC")
     arrays = [token_table_VC, out_BTC.reshape(B * T, C)]
     if position_table_TC is not None:
         _check_positions(position_table_TC, "position_table_TC", T, C)
         arrays.append(position_table_TC)
-    chosen = FORWARD.pick(variant, row_of(C, *arrays), token_table_VC.shape[0])
-    chosen.launch(tokens_BT, token_table_VC, position_table_TC, out_BTC, stream)
+    V = token_table_VC.shape[0]
+    chosen = FORWARD.pick(variant, row_of(C, *arrays), V)
+    if groups is not None:
+        check_workspace("embedding", groups, groups_size(B, T, V), np.int32, "groups")
+        if V > 0:
+            group(tokens_BT, groups, V, stream=stream)
+    chosen.launch(tokens_BT, token_table_VC, position_table_TC, out_BTC, groups, stream)
 
 
 def backward(
@@ -441,7 +377,7 @@ def backward(
     dout_BTC: Array,
     dtoken_table_VC: Array,
     dposition_table_TC: Array | None,
-    workspace: Array,
+    groups: Array,
     *,
     variant: str | None = None,
     stream: Stream | None = None,
@@ -454,28 +390,30 @@ def backward(
     dout_BTC : array, shape (B, T, C), floating, C-contiguous
     dtoken_table_VC : array, shape (V, C), floating, C-contiguous
     dposition_table_TC : array, shape (T, C), floating, C-contiguous, or None
-    workspace : array, one axis, int32
-        At least ``workspace_size(B, T, V)`` elements.
+    groups : array, one axis, int32
+        As :func:`forward`, or :func:`numstack.kernels.embedding_groups.group`, left it for these tokens.
     variant : str, optional
         A name of ``BACKWARD``.
 
     Raises
     ------
     ShapeError, DTypeError
-        If the arrays do not fit one another, or the workspace is too small.
+        If the arrays do not fit one another, or groups is too small.
 
     Notes
     -----
     Deterministic: yes. The order of every sum depends on the tokens only.
     """
     B, T, C = _check(tokens_BT, dout_BTC, "dout_BTC", dtoken_table_VC, "dtoken_table_VC")
-    check_workspace("embedding", workspace, workspace_size(B, T, dtoken_table_VC.shape[0]), np.int32)
+    V = dtoken_table_VC.shape[0]
+    check_workspace("embedding", groups, groups_size(B, T, V), np.int32, "groups")
     arrays = [dout_BTC, dtoken_table_VC]
     if dposition_table_TC is not None:
         _check_positions(dposition_table_TC, "dposition_table_TC", T, C)
         arrays.append(dposition_table_TC)
-    chosen = BACKWARD.pick(variant, row_of(C, *arrays), dtoken_table_VC.shape[0])
-    chosen.launch(tokens_BT, dout_BTC, dtoken_table_VC, dposition_table_TC, workspace, stream)
+    chosen = BACKWARD.pick(variant, row_of(C, *arrays), dposition_table_TC is not None)
+    if dout_BTC.size > 0 and V > 0:
+        chosen.launch(tokens_BT, dout_BTC, dtoken_table_VC, dposition_table_TC, groups, stream)
 
 
 def _check(tokens: Array, rows: Array, rows_name: str, table: Array, table_name: str) -> tuple[int, int, int]:

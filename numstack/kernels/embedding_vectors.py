@@ -3,7 +3,7 @@
 Forward: a thread takes the same 16 bytes of the same time of several texts, so that it reads the position's once, and
 has all their tokens' rows under way at once. Elements are added two by two, as they lie in a word.
 
-Backward, the table: :mod:`numstack.kernels.embedding_owned`.
+Backward, the positions; the table is :mod:`numstack.kernels.embedding_rows`'s.
 """
 
 import functools
@@ -13,7 +13,7 @@ from typing import Any
 from numba import cuda, float32, int32, uint32
 
 from numstack.device import Kernel, kernel
-from numstack.device.ptx import load8, store8
+from numstack.device.ptx import load8, store8, wait_for_kernel_before
 from numstack.device.ptx.integers import divide
 from numstack.device.ptx.words import WORDS, words_of
 
@@ -25,17 +25,23 @@ ROWS_VALUES = ROWS * VECTOR
 
 
 @functools.cache
-def forward(dtype: Any, *, has_positions: bool, texts: int = TEXTS) -> Kernel:
+def forward(dtype: Any, *, has_positions: bool, texts: int = TEXTS, is_beside_groups: bool = False) -> Kernel:
     """out = the tokens' rows, plus the positions' rows, all of a numba ``dtype``.
 
     Block THREADS: a thread for one vector of 16 bytes at one time of ``texts`` texts. Texts are the grid's y.
+    ``is_beside_groups``: the kernel ahead groups the tokens, and nothing here depends on it. So none waits for it but
+    the last block, at its end, that who comes next finds both done.
     """
     load, store, pack, add = (getattr(words_of(dtype), name) for name in ("load", "store", "pack", "add"))
     vector = WORDS * words_of(dtype).elements
     n_words = WORDS * texts
 
+    name = "embedding.forward_positions" if has_positions else "embedding.forward"
+
     @kernel(
-        name="embedding.forward_positions vectors" if has_positions else "embedding.forward vectors", starts_early=True
+        name=f"{name} vectors beside groups" if is_beside_groups else f"{name} vectors",
+        starts_early=not is_beside_groups,
+        waits_itself=is_beside_groups,
     )
     def forward_vectors(tokens_N, token_table_N, position_table_N, out_N, B, T, V, n_vectors):
         words = cuda.local.array(n_words, uint32)
@@ -62,6 +68,8 @@ def forward(dtype: Any, *, has_positions: bool, texts: int = TEXTS) -> Kernel:
                     words[WORDS * k + w] = word if known else unknown
                 if b0 + k < B:
                     store(out_N, ((b0 + k) * T + t) * C + c, words, WORDS * k)
+        if is_beside_groups and cuda.blockIdx.x == cuda.gridDim.x - 1 and cuda.blockIdx.y == cuda.gridDim.y - 1:
+            wait_for_kernel_before()
 
     return forward_vectors
 

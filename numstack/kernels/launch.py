@@ -100,7 +100,9 @@ def check_shape(operation: str, shape: Iterable[int], **arrays: Array) -> None:
             raise ShapeError(f"{operation}: {name} has shape {array.shape}; expected {shape}")
 
 
-def check_workspace(operation: str, workspace: Array, size: int, dtype: DTypeLike = np.float32) -> None:
+def check_workspace(
+    operation: str, workspace: Array, size: int, dtype: DTypeLike = np.float32, name: str = "workspace"
+) -> None:
     """The workspace is one-dimensional, contiguous, of this dtype, and holds at least ``size`` elements.
 
     Raises
@@ -108,12 +110,12 @@ def check_workspace(operation: str, workspace: Array, size: int, dtype: DTypeLik
     DTypeError, ShapeError
         If it does not.
     """
-    check_dtype(operation, dtype, workspace=workspace)
-    check_contiguous(operation, workspace=workspace)
+    check_dtype(operation, dtype, **{name: workspace})
+    check_contiguous(operation, **{name: workspace})
     if workspace.ndim != 1 or workspace.size < size:
         raise ShapeError(
-            f"{operation}: workspace has shape {workspace.shape}; expected one axis of at least {size} elements: "
-            "ask the operation's workspace_size"
+            f"{operation}: {name} has shape {workspace.shape}; expected one axis of at least {size} elements: "
+            f"ask the operation's {name}_size"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from numstack import memory
-from numstack.autograd import Node, record
+from numstack.autograd import Node, is_recorded, record
 from numstack.errors import ShapeError
 from numstack.kernels import dropout as dropout_kernels
 from numstack.kernels import embedding as kernels
@@ -69,7 +69,10 @@ def embedding(
     positions_TC = None if position_table is None else position_table.array[:n_time]
     has_positions = position_table is not None
     out = memory.empty((n_batch, n_time, n_channels), token_table.array.dtype, scope="forward")
-    kernels.forward(tokens_BT, token_table.array, positions_TC, out)
+    groups = None  # of the tokens, which backward adds by
+    if is_recorded(token_table, position_table):
+        groups = memory.empty((kernels.groups_size(n_batch, n_time, n_rows),), np.int32, scope="forward")
+    kernels.forward(tokens_BT, token_table.array, positions_TC, out, groups)
     if dropout is not None:
         dropout_kernels.forward(out, out, p=dropout.p, seed=dropout.seed, offset=0)
 
@@ -78,7 +81,7 @@ def embedding(
             dropout_kernels.backward(node.gradient, node.gradient, p=dropout.p, seed=dropout.seed, offset=0)
         dtokens_VC = node.add_into(0)
         dpositions_TC = node.add_into(1)[:n_time] if has_positions else None
-        workspace = memory.empty((kernels.workspace_size(n_batch, n_time, n_rows),), np.int32, scope="workspace")
-        kernels.backward(tokens_BT, node.gradient, dtokens_VC, dpositions_TC, workspace)
+        assert groups is not None  # as there is a node
+        kernels.backward(tokens_BT, node.gradient, dtokens_VC, dpositions_TC, groups)
 
     return record("embedding", out, (token_table, position_table), backward)

@@ -1,14 +1,14 @@
-"""numstack.kernels.embedding: forward and both backward variants against float64."""
+"""numstack.kernels.embedding: forward and backward variants against float64."""
 
 import numpy as np
 import pytest
 
 from numstack.device import offline
-from numstack.errors import DTypeError, ShapeError
-from numstack.kernels import embedding, embedding_parts
-from numstack.kernels import embedding_clusters as clusters
-from numstack.kernels import embedding_owned as owned
+from numstack.errors import ConfigError, DTypeError, ShapeError
+from numstack.kernels import embedding, embedding_tiles
 from numstack.kernels import embedding_vectors as by_vectors
+from numstack.kernels.embedding_groups import group
+from numstack.kernels.embedding_groups_format import FEW, MANY, ROWS
 from numstack.kernels.rows import row_of
 from numstack.kernels.warp import WARP
 from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host
@@ -18,18 +18,18 @@ SHAPES = {
     "one of everything": (1, 1, 1, 1),
     "one channel past a warp": (3, 7, 5, 33),
     "one token past a block, one channel past a block": (3, 43, 84, embedding.BLOCK + 1),
-    "more rows of the table than threads that scan it": (2, 9, embedding.SCANNERS + 1, 8),
+    "more rows of the table than threads of a block": (2, 9, 1025, 8),
     "no token": (0, 4, 5, 8),
     "texts past a thread's, channels past a warp's": (by_vectors.TEXTS + 1, 9, 7, 4 * WARP + 8),
     "channels of whole warps": (3, 5, 7, 4 * WARP),
-    "texts past a chunk's, times past a warp's": (clusters.TEXTS_OF_CHUNK + 1, WARP + 3, 6, 8),
+    "texts past a tile's, times past a warp's": (ROWS + 1, WARP + 3, 60, 8),
 }
-BY_OWNERS = [name for name in ("owned_rows", "rows_of_clusters") if name in embedding.BACKWARD.runnable()]
+BY_VECTORS = [name for name in ("rows_of_groups", "tiles_of_times") if name in embedding.BACKWARD.runnable()]
 
 
 def shapes(variant: str) -> dict[str, tuple[int, ...]]:
     """Those that the variant supports."""
-    whole = variant in ("vectors", *BY_OWNERS)
+    whole = variant in ("vectors", *BY_VECTORS)
     return {what: shape for what, shape in SHAPES.items() if not whole or shape[3] % by_vectors.VECTOR == 0}
 
 
@@ -52,8 +52,10 @@ def forward(tokens, table, positions, dtype=np.float32, **options) -> np.ndarray
 def backward(tokens, dout, dtable, dpositions, **options) -> tuple[np.ndarray, np.ndarray | None]:
     """What the gradients hold after dout was added to them."""
     table, positions = to_device(dtable), None if dpositions is None else to_device(dpositions)
-    workspace = to_device(poisoned(embedding.workspace_size(*tokens.shape, len(dtable)), np.int32))
-    embedding.backward(to_device(tokens), to_device(dout), table, positions, workspace, **options)
+    tokens = to_device(tokens)
+    groups = to_device(poisoned(embedding.groups_size(*tokens.shape, len(dtable)), np.int32))
+    group(tokens, groups, len(dtable))
+    embedding.backward(tokens, to_device(dout), table, positions, groups, **options)
     return to_host(table), None if positions is None else to_host(positions)
 
 
@@ -74,8 +76,9 @@ def test_backward_adds_at_every_shape(variant):
         got = backward(tokens, dout, table, positions, variant=variant)
         assert_close(got[0], table + expected[0], atol=1e-5, what=f"dtoken_table of {what}")
         assert_close(got[1], positions + expected[1], atol=1e-5, what=f"dposition_table of {what}")
-        got = backward(tokens, dout, table, None, variant=variant)
-        assert_close(got[0], table + expected[0], atol=1e-5, what=f"dtoken_table alone of {what}")
+        if variant != "tiles_of_times":
+            got = backward(tokens, dout, table, None, variant=variant)
+            assert_close(got[0], table + expected[0], atol=1e-5, what=f"dtoken_table alone of {what}")
 
 
 def test_reference_backward_is_the_transpose_of_forward():
@@ -86,49 +89,50 @@ def test_reference_backward_is_the_transpose_of_forward():
     assert abs(left - (dtable * table).sum() - (dpositions * positions).sum()) < 1e-12
 
 
+@pytest.mark.parametrize("variant", embedding.FORWARD.runnable())
+@pytest.mark.parametrize("shape", [(3, 7, 5, 40), (ROWS + 1, 5, 3, 8), (0, 4, 5, 8)], ids=str)
+def test_forward_leaves_groups_for_backward(variant, shape):
+    tokens, table, positions, dout = inputs(*shape)
+    out, groups = poisoned(dout.shape, np.float32), poisoned(embedding.groups_size(*shape[:3]), np.int32)
+    on_device = [to_device(a) for a in (tokens, table, positions, out, groups)]
+    embedding.forward(*on_device, variant=variant)
+    assert_close(to_host(on_device[3]), embedding.reference(tokens, table, positions))
+    got = [to_device(np.zeros_like(a)) for a in (table, positions)]
+    embedding.backward(on_device[0], to_device(dout), *got, on_device[4])
+    for a, b in zip(got, embedding.reference_backward(tokens, dout, len(table)), strict=True):
+        assert_close(to_host(a), b, atol=1e-5)
+
+
 @pytest.mark.parametrize("variant", embedding.BACKWARD.runnable())
 def test_all_tokens_equal(variant):
     """The largest group there can be."""
     tokens = np.full((4, 50), 2, np.int32)
     dout = np.random.default_rng(0).standard_normal((4, 50, 8), dtype=np.float32)
-    table, _ = backward(tokens, dout, np.zeros((3, 8), np.float32), None, variant=variant)
-    expected = np.zeros((3, 8))
-    expected[2] = dout.sum(axis=(0, 1), dtype=np.float64)
-    assert_close(table, expected, atol=1e-5)
+    zeros = np.zeros((3, 8), np.float32), np.zeros((50, 8), np.float32)
+    got = backward(tokens, dout, *zeros, variant=variant)
+    for a, b in zip(got, embedding.reference_backward(tokens, dout, 3), strict=True):
+        assert_close(a, b, atol=1e-5)
 
 
-@pytest.mark.parametrize("variant", BY_OWNERS)
-def test_long_lists_of_one_token(variant):
-    """More positions than a warp sums, than a block looks at at once, and than it sums at once."""
-    window = embedding_parts.A_THREAD * WARP * owned.FEW.warps
-    few, many = embedding_parts.SHORT + 1, 2 * window + 5
+@pytest.mark.parametrize("variant", embedding.BACKWARD.runnable())
+def test_groups_of_every_size(variant):
+    """At each side of what a warp sums with others, alone, and with the rest of its block; two that are frequent."""
+    sizes = [1, 2, 3, FEW - 1, FEW, FEW + 1, MANY - 1, MANY, MANY + 1, 5 * MANY + 3]
     rng = np.random.default_rng(0)
-    for n_ones, n in ((few, 3 * few), (many, window + many)):
-        tokens = np.full(n, 1, np.int32)
-        tokens[rng.permutation(n)[n_ones:]] = rng.integers(2, 40, n - n_ones)
-        dout = rng.standard_normal((n, 8), dtype=np.float32)
-        table = rng.standard_normal((40, 8), dtype=np.float32)
-        arrays = (tokens[None], dout[None], table, None)
-        got, _ = backward(*arrays, variant=variant)
-        assert_close(got, table + embedding.reference_backward(tokens[None], dout[None], 40)[0], rtol=1e-5, atol=1e-4)
-        np.testing.assert_array_equal(got, backward(*arrays, variant=variant)[0])
+    tokens = rng.permutation(np.repeat(np.arange(len(sizes)), sizes)).astype(np.int32)
+    tokens = tokens[: len(tokens) // 6 * 6].reshape(6, -1)
+    C = 40 if variant == "scan" else 2 * embedding_tiles.BOX + 8
+    dout = rng.standard_normal((*tokens.shape, C), dtype=np.float32)
+    table, positions = (rng.standard_normal((n, C), dtype=np.float32) for n in (len(sizes), tokens.shape[1]))
+    expected = embedding.reference_backward(tokens, dout, len(sizes))
+    got = backward(tokens, dout, table, positions, variant=variant)
+    assert_close(got[0], table + expected[0], rtol=1e-5, atol=1e-4)
+    assert_close(got[1], positions + expected[1], atol=1e-5)
+    again = backward(tokens, dout, table, positions, variant=variant)
+    np.testing.assert_array_equal(got[0], again[0])
 
 
-@pytest.mark.parametrize("variant", BY_OWNERS)
-def test_a_long_list_of_a_whole_row(variant):
-    """Channels of which a lane has MOST_FOURS at once, and a number of positions that not all warps share evenly."""
-    C = WARP * embedding_parts.FOUR * embedding_parts.MOST_FOURS
-    rng = np.random.default_rng(0)
-    tokens = np.where(rng.random((1, 99)) < 0.7, 1, rng.integers(0, 40, (1, 99))).astype(np.int32)
-    dout = rng.standard_normal((1, 99, C), dtype=np.float32).astype(BFLOAT16)
-    table = rng.standard_normal((40, C), dtype=np.float32)
-    got, _ = backward(tokens, dout, table, None, variant=variant)
-    assert (tokens == 1).sum() > embedding_parts.SHORT
-    assert_close(got, table + embedding.reference_backward(tokens, dout, 40)[0], rtol=1e-5, atol=1e-4)
-    np.testing.assert_array_equal(got, backward(tokens, dout, table, None, variant=variant)[0])
-
-
-@pytest.mark.parametrize("variant", BY_OWNERS)
+@pytest.mark.parametrize("variant", BY_VECTORS)
 def test_more_tokens_and_rows_than_a_block_takes_at_once(variant):
     tokens, table, positions, dout = inputs(3, 7001, 3000, 8)
     expected = embedding.reference_backward(tokens, dout, len(table))
@@ -137,10 +141,27 @@ def test_more_tokens_and_rows_than_a_block_takes_at_once(variant):
     assert_close(got[1], positions + expected[1], atol=1e-5)
 
 
-def test_a_cluster_has_room():
-    """For the most rows of a block."""
-    assert clusters.shared_bytes(embedding_parts.MOST_ROWS) + 4096 < 232_448
-    assert embedding_parts.owners(50304, 120) == 120 and embedding_parts.owners(128256, 120) == 360
+@pytest.mark.parametrize("variant", embedding.BACKWARD.runnable())
+def test_groups_serve_again(variant):
+    """Blocks share work out by counters that lie in them."""
+    tokens, table, positions, dout = (to_device(a) for a in inputs(3, 90, 5, 8))
+    groups = to_device(poisoned(embedding.groups_size(3, 90, 5), np.int32))
+    group(tokens, groups, 5)
+    for _ in range(3):
+        embedding.backward(tokens, dout, table, positions, groups, variant=variant)
+    host = inputs(3, 90, 5, 8)
+    for got, start, added in zip(
+        (table, positions), host[1:3], embedding.reference_backward(host[0], host[3], 5), strict=True
+    ):
+        assert_close(to_host(got), start + 3 * added, rtol=1e-5, atol=1e-4)
+
+
+def test_a_block_of_tiles_has_room():
+    for itemsize in (2, 4):
+        for C in (768, 1600):
+            size = embedding_tiles.size_of(itemsize, C)
+            assert embedding_tiles.shared_bytes(size, itemsize) <= 227 << 10
+            assert size.warps == 16  # four for each scheduler, with 128 registers a thread
 
 
 @pytest.mark.parametrize("variant", embedding.FORWARD.runnable())
@@ -152,16 +173,18 @@ def test_tokens_outside_the_table_give_nan(variant):
 @pytest.mark.parametrize("variant", embedding.BACKWARD.runnable())
 def test_tokens_outside_the_table_give_no_gradient(variant):
     tokens = np.array([[0, -1, 3, 2**31 - 1]], np.int32)
-    got, _ = backward(tokens, np.ones((1, 4, 8), np.float32), np.ones((3, 8), np.float32), None, variant=variant)
-    assert_close(got, np.array([2, 1, 1])[:, None] * np.ones((3, 8)))
+    ones = np.ones((3, 8), np.float32), np.ones((4, 8), np.float32)
+    got, of_positions = backward(tokens, np.ones((1, 4, 8), np.float32), *ones, variant=variant)
+    assert_close(got, np.array([2, 1, 1])[:, None] * ones[0])
+    assert_close(of_positions, 2 * ones[1])
 
 
 @pytest.mark.parametrize(
     ("dtype", "of_forward", "variant"),
     [
-        (BFLOAT16, "warp_per_row", "counting_sort"),
-        *((BFLOAT16, "vectors", variant) for variant in BY_OWNERS),
-        (np.dtype(np.float16), "vectors", "counting_sort"),
+        (BFLOAT16, "warp_per_row", "row_per_warp"),
+        *((BFLOAT16, "vectors", variant) for variant in BY_VECTORS),
+        (np.dtype(np.float16), "vectors", "row_per_warp"),
     ],
     ids=str,
 )
@@ -192,8 +215,8 @@ def test_equal_bits_on_every_run(variant):
 
 @pytest.mark.parametrize("variant", embedding.BACKWARD.runnable())
 def test_under_checks(under_checks, variant):
-    tokens, table, positions, dout = inputs(2, 9, 7, 40 if variant in BY_OWNERS else 35)
-    of_forward = "vectors" if variant in BY_OWNERS else "warp_per_row"
+    tokens, table, positions, dout = inputs(2, 9, 7, 40 if variant in BY_VECTORS else 35)
+    of_forward = "vectors" if variant in BY_VECTORS else "warp_per_row"
     out = forward(tokens, table, positions, variant=of_forward)
     assert_close(out, embedding.reference(tokens, table, positions))
     got = backward(tokens, dout, table, positions, variant=variant)
@@ -203,10 +226,10 @@ def test_under_checks(under_checks, variant):
 
 
 def test_a_long_list_under_checks(under_checks):
-    tokens = np.full((1, embedding_parts.SHORT + 3), 1, np.int32)
+    tokens = np.full((1, MANY + 3), 1, np.int32)
     tokens[0, 5] = 0
     dout = np.random.default_rng(0).standard_normal((*tokens.shape, 8), dtype=np.float32)
-    got, _ = backward(tokens, dout, np.zeros((3, 8), np.float32), None, variant="owned_rows")
+    got, _ = backward(tokens, dout, np.zeros((3, 8), np.float32), None, variant="rows_of_groups")
     assert_close(got, embedding.reference_backward(tokens, dout, 3)[0], atol=1e-5)
 
 
@@ -218,9 +241,9 @@ def test_defaults_on_a_gpu():
             (row_of(768, table, device.array((4, 768), np.float32)), "warp_per_row"),
         ):
             assert embedding.FORWARD.pick(None, row, 4).name == forward_name
-            assert embedding.BACKWARD.pick(None, row, 4).name == "rows_of_clusters"
-        assert embedding.BACKWARD.pick(None, row, 2**25).name == "counting_sort"
-        assert embedding.BACKWARD.pick(None, row_of(36, table), 4).name == "counting_sort"
+            assert embedding.BACKWARD.pick(None, row, True).name == "tiles_of_times"
+            assert embedding.BACKWARD.pick(None, row, False).name == "rows_of_groups"
+        assert embedding.BACKWARD.pick(None, row_of(36, table), True).name == "row_per_warp"
 
 
 def test_bad_arguments():
@@ -231,5 +254,10 @@ def test_bad_arguments():
         forward(tokens, table, positions[:6])
     with pytest.raises(ShapeError, match=r"embedding: dout_BTC has shape \(3, 7, 3\); expected \(3, 7, 4\)"):
         backward(tokens, dout[:, :, :3].copy(), table, positions)
-    with pytest.raises(ShapeError, match=r"embedding: workspace has shape .* at least 48 elements"):
-        embedding.backward(tokens, dout, table, positions, np.empty(46, np.int32))
+    few = np.empty(46, np.int32)
+    with pytest.raises(ShapeError, match=r"embedding: groups has shape .* at least \d+ elements"):
+        embedding.backward(tokens, dout, table, positions, few)
+    with pytest.raises(ShapeError, match=r"embedding: groups has shape .* at least \d+ elements"):
+        embedding.forward(tokens, table, positions, dout, few)
+    with pytest.raises(ConfigError, match=r"variant 'tiles_of_times'"):
+        embedding.BACKWARD.pick("tiles_of_times", row_of(8, to_device(dout[0])), False)

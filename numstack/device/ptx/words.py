@@ -82,6 +82,24 @@ def words_of(dtype: Any) -> Words:
     )
 
 
+@functools.cache
+def make_load_four(dtype: Any) -> Callable[..., None]:
+    """``load(x, i, words, first)``: the words of four elements of x in global memory from element i on.
+
+    Of this dtype of numba; ``i`` is a multiple of 4: 8 or 16 bytes.
+    """
+    elements, pack = words_of(dtype).elements, words_of(dtype).pack
+    n_words = 4 // elements
+
+    @ptx(f"ld.global.v{n_words}.b32 {{$words}}, [$x];", touches_memory=True)
+    def load(x: GlobalSource, i: Index, words: Out[uint32, n_words], first: Index) -> None:
+        """Four elements."""
+        for k in range(n_words):
+            words[first + k] = pack(widen(x[i + elements * k]), widen(x[i + elements * k + elements - 1]))
+
+    return load
+
+
 @ptx("mov.b32 $result, $low;")
 def _only(low: float32, high: float32) -> uint32:
     """The bits of the first."""
