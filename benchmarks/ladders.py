@@ -117,7 +117,7 @@ def launches(array: catalogue.MakeArray, words: list[str]) -> Iterator[catalogue
     if current_device().properties.compute_capability == (9, 0):
         families.append(wgmma_steps(array))
     for launch in itertools.chain.from_iterable(families):
-        operation, variant, run = launch
+        operation, variant, *_ = launch
         if operation not in TOLD or (words and not any(word in operation for word in words)):
             continue
         if operation.startswith("gelu") and not variant.endswith(GELU_FORM):
@@ -125,7 +125,7 @@ def launches(array: catalogue.MakeArray, words: list[str]) -> Iterator[catalogue
         variant = variant.removesuffix(GELU_FORM)
         if (operation, variant) not in done | LEFT_OUT:
             done.add((operation, variant))
-            yield catalogue.Launch(operation, variant, run)
+            yield launch._replace(variant=variant)
 
 
 def main() -> None:
@@ -133,13 +133,17 @@ def main() -> None:
     if options.compile:
         with offline.device("sm_90a") as device:
             for launch in launches(device.array, options.operations):
+                launch.prepare()
                 launch.run()
         return
     if current_device().kind != "cuda":
         raise SystemExit("benchmarks.ladders needs a GPU; the other benchmarks time the portable rungs on a CPU")
     rows: list[list[Any]] = []
     for operation, rungs in itertools.groupby(launches(random_array, options.operations), lambda rung: rung.operation):
-        calls = {variant: run for _, variant, run in rungs}
+        calls = {}
+        for rung in rungs:
+            rung.prepare()
+            calls[rung.variant] = rung.run
         before = None
         for variant, seconds in timed(calls).items():
             flops = flops_of(calls[variant])

@@ -40,16 +40,21 @@ N = 1 << 20  # parameters that an optimiser updates
 MakeArray = Callable[..., Any]
 
 
+def _nothing() -> None:
+    """What most launches need before."""
+
+
 class Launch(NamedTuple):
     """One way to call an operation: its name, the variant (empty if there is only one), and the call.
 
-    ``scratch``: arrays that it may leave in one way or another.
+    ``scratch``: arrays that it may leave in one way or another. ``prepare``: to be called before.
     """
 
     operation: str
     variant: str
     run: Callable[[], None]
     scratch: tuple[Any, ...] = ()
+    prepare: Callable[[], None] = _nothing
 
 
 def launches(array: MakeArray, dtype: np.dtype | type) -> Iterator[Launch]:
@@ -225,7 +230,7 @@ def _embedding(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
         backward = partial(embedding.backward, tokens, out, of_table, of_positions, groups)
         for launch in _each("embedding.backward", embedding.BACKWARD, backward):
             if of_positions is not None or launch.variant != "tiles_of_times":
-                yield launch._replace(run=partial(_in_turn, group, launch.run), scratch=(groups,))
+                yield launch._replace(prepare=group)
 
 
 def _optimiser(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
@@ -286,11 +291,6 @@ def _elementwise(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
         "elementwise.transpose", elementwise.TRANSPOSE_VARIANTS, partial(elementwise.transpose, x, array((C, R), dtype))
     )
     yield from _each("dropout.forward", dropout.VARIANTS, partial(dropout.forward, x, y, p=0.1, seed=1, offset=0))
-
-
-def _in_turn(first: Callable[[], None], second: Callable[[], None]) -> None:
-    first()
-    second()
 
 
 def _each(operation: str, variants: Any, run: Callable[..., None]) -> Iterator[Launch]:

@@ -19,7 +19,7 @@ bfloat16          53.7, 0.98      51.4, 1.02      37.8, 0.87
 float32           64.9, 1.00      62.5, 1.03      47.9, 0.95
 ================  ==============  ==============  =====================
 
-Blocks that looked for their tokens themselves took 58 and 70, for words 72 and 110, and 800 lines.
+Blocks that looked for their tokens themselves took 58 and 70, for words 72 and 110.
 
 What matters is how many warps are there: of bfloat16 at least 20 a multiprocessor. What did not help: blocks of 8 warps
 (1% slower, words of float32 13%) or 16 (7%), smaller slices of the channels (0 to 14%), and rows read and written as

@@ -46,8 +46,9 @@ def main() -> None:
     share, n_shares = map(int, options.share.split("/"))
     launches = (launch for launch in every_launch(options) if any(word in launch.operation for word in options.words))
     n_launches = 0
-    for operation, variant, run, _scratch in itertools.islice(launches, share, None, n_shares):
+    for operation, variant, run, _scratch, prepare in itertools.islice(launches, share, None, n_shares):
         try:
+            prepare()
             run()
         except ConfigError as error:  # a variant that needs larger arrays
             print(f"{operation} {variant}: {error}")
