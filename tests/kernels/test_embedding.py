@@ -254,10 +254,11 @@ def test_bad_arguments():
         forward(tokens, table, positions[:6])
     with pytest.raises(ShapeError, match=r"embedding: dout_BTC has shape \(3, 7, 3\); expected \(3, 7, 4\)"):
         backward(tokens, dout[:, :, :3].copy(), table, positions)
-    few = np.empty(46, np.int32)
+    few, *on_device = (to_device(a) for a in (np.empty(46, np.int32), tokens, table, positions, dout))
+    tokens, table, positions, dout = on_device
     with pytest.raises(ShapeError, match=r"embedding: groups has shape .* at least \d+ elements"):
         embedding.backward(tokens, dout, table, positions, few)
     with pytest.raises(ShapeError, match=r"embedding: groups has shape .* at least \d+ elements"):
         embedding.forward(tokens, table, positions, dout, few)
     with pytest.raises(ConfigError, match=r"variant 'tiles_of_times'"):
-        embedding.BACKWARD.pick("tiles_of_times", row_of(8, to_device(dout[0])), False)
+        embedding.BACKWARD.pick("tiles_of_times", row_of(8, table), False)

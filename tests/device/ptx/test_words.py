@@ -7,7 +7,7 @@ import pytest
 from numba import cuda, float32, from_dtype, uint32
 
 from numstack.device import kernel
-from numstack.device.ptx.words import WORDS, Words, words_of
+from numstack.device.ptx.words import WORDS, Words, make_load_four, words_of
 from tests.support import BFLOAT16, poisoned, to_device, to_host
 
 
@@ -44,3 +44,31 @@ def test_words(dtype: np.dtype) -> None:
     np.testing.assert_array_equal(to_host(y).view(dtype), -x)
     quarter = (x.astype(np.float64) + 0.25).astype(np.float32).astype(dtype)
     np.testing.assert_array_equal(to_host(sums).view(dtype), quarter)
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16), np.dtype(np.float32)], ids=str)
+def test_four_elements(dtype: np.dtype) -> None:
+    """To the third word on, from each multiple of four; words beside are left alone."""
+    stored = np.dtype(np.uint16) if dtype == BFLOAT16 else dtype
+    of: Words = words_of(from_dtype(stored))
+    load_four, low, high, elements = make_load_four(from_dtype(stored)), of.low, of.high, of.elements
+    n_words = 4 // elements
+    n_room = 2 + n_words + 1
+
+    @kernel(name="four elements")
+    def widen_four(x_N, y_N, beside_N):
+        words = cuda.local.array(n_room, uint32)
+        i = cuda.threadIdx.x * 4
+        for w in range(n_room):
+            words[w] = uint32(77)
+        load_four(x_N, i, words, 2)
+        for w in range(n_words):
+            y_N[i + elements * w] = low(words[2 + w])
+            y_N[i + elements * w + elements - 1] = high(words[2 + w])
+        beside_N[cuda.threadIdx.x] = float32(words[0] + words[1] + words[n_room - 1])
+
+    x = np.random.default_rng(0).standard_normal(4 * 32, dtype=np.float32).astype(dtype)
+    y, beside = (to_device(poisoned(n, np.float32)) for n in (x.size, 32))
+    widen_four[1, 32](to_device(x), y, beside)
+    np.testing.assert_array_equal(to_host(y), x.astype(np.float32))
+    np.testing.assert_array_equal(to_host(beside), np.full(32, 231, np.float32))
