@@ -26,9 +26,12 @@ def of_embedding(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
 
     nbytes = size(out, positions) + 4 * tokens.numel() + n_rows * row
     yield case("embedding forward", nbytes, run, [out], forward, tokens, table, positions)
-    # What backward will need is made beside it, and counts for nothing here: the goal is to be as fast as without.
-    training = partial(run, ours(groups))
-    yield case("embedding forward, tokens grouped", nbytes, training, [out], forward, tokens, table, positions)
+    # What backward will need is made beside it: no bytes of it are counted. PyTorch's backward sorts the tokens.
+    inputs = [tokens, table, positions]
+    training, shape = partial(run, ours(groups)), f"{s.B} x {s.T}"
+    peers: list[PeerFunction] = [("eager", lambda *a: (forward(*a), torch.sort(a[0].flatten(), stable=True)), inputs)]
+    name = "embedding forward, tokens grouped"
+    yield Case(name, shape, nbytes, training, [out], partial(forward, *inputs), peers, poisoned=[out])
     embedding_groups.group(otokens, ours(groups), s.V)
     narrow, wide = (random(torch, place, s.B, s.T, s.C, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
     for dout, with_positions in itertools.product((narrow, wide), (False, True)):
@@ -50,7 +53,7 @@ def of_embedding(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
             if with_positions:
                 dpositions += dout.float().sum(0)
 
-        peers: list[PeerFunction] = [
+        peers = [
             ("dense", dense, [tokens, dout, with_positions]),
             ("atomic", adding, [tokens, dout, dtable.clone(), dpositions.clone(), with_positions]),
         ]
