@@ -223,6 +223,8 @@ FIGURES["h200/membound"] = [
         ("bias gradient and cast to bfloat16", "65536 x 768"),
         ("transpose", "65536 x 3072"),
         ("embedding backward, tokens", "32 x 1024 x 768"),
+        ("embedding backward, tokens and positions", "32 x 1024 x 768"),
+        ("embedding backward, tokens and positions, float32", "32 x 1024 x 768"),
     )
 ]
 # Operations whose rate of arithmetic says something; the others wait for memory.

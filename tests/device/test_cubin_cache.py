@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from numba import cuda, types
 
-from numstack.device.cuda import cache
+from numstack.device.cuda import cache, compiler
 from numstack.device.cuda.compiler import Architecture, Cubin, compile_cubin
 
 SM_90A = Architecture.parse("sm_90a")
@@ -54,6 +54,20 @@ def test_the_second_time_nothing_is_compiled(compiled: list[Any]) -> None:
     assert first == second and first.code.startswith(b"\x7fELF") and first.resources.registers > 0
 
 
+def test_the_linker_finds_nothing_in_a_cache_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is a driver it would, and the assembler, which has nothing to do then, reports no registers."""
+    options: list[list[str]] = []
+    create = compiler.nvjitlink.create
+
+    def noting(n_options: int, given: list[str]) -> Any:
+        options.append(given)
+        return create(n_options, given)
+
+    monkeypatch.setattr(compiler.nvjitlink, "create", noting)
+    compile_cubin(_scale, (F32,), 64, SM_90A)
+    assert all("-no-cache" in given for given in options) and len(options) == 1
+
+
 def test_everything_that_code_depends_on_is_in_the_key(compiled: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     cache.cubin(_scale, (F32,), 64, SM_90A)
     cache.cubin(_scale, (types.Array(types.float64, 1, "C"),), 64, SM_90A)
@@ -79,7 +93,7 @@ def test_a_change_in_a_device_function_or_a_constant_compiles_again(fresh: Path)
     program = fresh / "program.py"
     text = textwrap.dedent("""
         from numba import cuda, types
-        from numstack.device.cuda import cache
+        from numstack.device.cuda import cache, compiler
         from numstack.device.cuda.compiler import Architecture
         FACTOR = 2
 

@@ -154,7 +154,9 @@ def _compile(
 
 
 def _link(name: str, lto_ir: bytes, architecture: Architecture) -> Cubin:
-    options = [f"-arch={architecture.name}", "-lto", "-O3", "-Xptxas=-v", "-Xptxas=--warn-on-double-precision-use"]
+    # What the linker finds in a cache of its own, the assembler does not report on.
+    report = ("-no-cache", "-Xptxas=-v", "-Xptxas=--warn-on-double-precision-use")
+    options = [f"-arch={architecture.name}", "-lto", "-O3", *report]
     linker = nvjitlink.create(len(options), options)
     try:
         nvjitlink.add_data(linker, nvjitlink.InputType.LTOIR, lto_ir, len(lto_ir), name)
