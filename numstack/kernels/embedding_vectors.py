@@ -3,9 +3,10 @@
 Forward: a thread takes the same 16 bytes of the same time of several texts, so that it reads the position's once, and
 has all their tokens' rows under way at once. Elements are added two by two, as they lie in a word.
 
-What else was tried: half or twice the texts, blocks of 128 or 512, rows written as what the cache drops first (within
-1%); a text a thread (9% slower). Of float32 a row of the table that comes again is not in the cache any more: 0.90 of an
-equal copy, which counts it once, and 0.98 of what PyTorch compiles.
+What else was tried: half or twice the texts, blocks of 128 or 512, neighbouring vectors or rows of a text a thread,
+rows written as what the cache drops first (all within 2%); a text a thread (9% slower). Of float32 a row of the table
+that comes again is not in the cache any more: 0.86 to 0.90 of an equal copy, which counts it once, and 0.97 to 0.98 of
+what PyTorch compiles.
 
 Backward, the positions; the table is :mod:`numstack.kernels.embedding_rows`'s.
 """
