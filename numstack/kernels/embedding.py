@@ -238,8 +238,9 @@ def _forward_by_vectors(
     texts = next(n for n in (by_vectors.TEXTS, 4, 2, 1) if n <= max(B, 1))
     n_vectors = C * table.itemsize // BYTES
     grid = (ceil_div(T * n_vectors, by_vectors.THREADS), ceil_div(B, texts))
+    is_beside_groups = groups is not None and current_device().properties.compute_capability >= (9, 0)
     kernel_ = by_vectors.forward(
-        from_dtype(table.dtype), has_positions=positions is not None, texts=texts, is_beside_groups=groups is not None
+        from_dtype(table.dtype), has_positions=positions is not None, texts=texts, is_beside_groups=is_beside_groups
     )
     arrays = (tokens, table, table if positions is None else positions, out)
     kernel_[grid, by_vectors.THREADS, stream](*map(flat, arrays), B, T, V, n_vectors, flops=out.size)

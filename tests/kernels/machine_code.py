@@ -117,7 +117,9 @@ def assert_every_kernel_is_in_the_catalogue(architecture: str) -> None:
         for dtype in DTYPES.values():
             for launch in catalogue.launches(device.array, dtype):
                 launch.run()
-    missing = {k.name for k in kernels_of_the_package()} - launched
+    # Clusters came with Hopper.
+    here = [k for k in kernels_of_the_package() if k.cluster == 1 or architecture == "sm_90a"]
+    missing = {k.name for k in here} - launched
     assert not missing, f"not in numstack/kernels/catalogue.py: {missing}"
 
 
