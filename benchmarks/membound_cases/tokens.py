@@ -13,25 +13,27 @@ from numstack.kernels import embedding, embedding_groups
 
 def of_embedding(torch: Any, s: Sizes, place: str) -> Iterator[Case]:
     tokens = torch.randint(0, s.V, (s.B, s.T), device=place)
-    table, positions = random(torch, place, s.V, s.C), random(torch, place, s.T, s.C)
-    out = torch.empty(s.B, s.T, s.C, dtype=table.dtype, device=place)
     otokens = ours(tokens.to(torch.int32))
     n_rows = int(tokens.unique().numel())
-    row = s.C * table.element_size()
-    run = partial(embedding.forward, otokens, ours(table), ours(positions), ours(out))
     groups = torch.empty(embedding.groups_size(s.B, s.T, s.V), dtype=torch.int32, device=place)
 
     def forward(tokens: Any, table: Any, positions: Any) -> Any:
         return torch.nn.functional.embedding(tokens, table) + positions
 
-    nbytes = size(out, positions) + 4 * tokens.numel() + n_rows * row
-    yield case("embedding forward", nbytes, run, [out], forward, tokens, table, positions)
-    # What backward will need is made beside it: no bytes of it are counted. PyTorch's backward sorts the tokens.
-    inputs = [tokens, table, positions]
-    training, shape = partial(run, ours(groups)), f"{s.B} x {s.T}"
-    peers: list[PeerFunction] = [("eager", lambda *a: (forward(*a), torch.sort(a[0].flatten(), stable=True)), inputs)]
-    name = "embedding forward, tokens grouped"
-    yield Case(name, shape, nbytes, training, [out], partial(forward, *inputs), peers, poisoned=[out])
+    for dtype, suffix in ((torch.bfloat16, ""), (torch.float32, ", float32")):
+        table, positions = (random(torch, place, n, s.C, dtype=dtype) for n in (s.V, s.T))
+        out = torch.empty(s.B, s.T, s.C, dtype=dtype, device=place)
+        run = partial(embedding.forward, otokens, ours(table), ours(positions), ours(out))
+        inputs = [tokens, table, positions]
+        nbytes = size(out, positions) + 4 * tokens.numel() + n_rows * s.C * table.element_size()
+        yield case(f"embedding forward{suffix}", nbytes, run, [out], forward, *inputs)
+        # What backward will need is made beside it: no bytes of it are counted. PyTorch's backward sorts the tokens.
+        training, shape = partial(run, ours(groups)), f"{s.B} x {s.T}"
+        peers: list[PeerFunction] = [
+            ("eager", lambda *a: (forward(*a), torch.sort(a[0].flatten(), stable=True)), inputs)
+        ]
+        name = f"embedding forward, tokens grouped{suffix}"
+        yield Case(name, shape, nbytes, training, [out], partial(forward, *inputs), peers, poisoned=[out])
     embedding_groups.group(otokens, ours(groups), s.V)
     narrow, wide = (random(torch, place, s.B, s.T, s.C, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
     for dout, with_positions in itertools.product((narrow, wide), (False, True)):
