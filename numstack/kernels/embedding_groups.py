@@ -7,9 +7,9 @@ position find its rank among its token's by comparing it with all. So what lies 
 says is not. The comparisons are the sum of squared group sizes: few for words, many where most tokens are the same.
 
 On Hopper ``cluster`` (:mod:`numstack.kernels.embedding_groups_cluster`) does all in one kernel of eight blocks, so that
-another has the other multiprocessors to itself: beside forward's, 32 x 1024 tokens cost 1 microsecond of an H200. Five
-small kernels, each waiting for the one ahead, are as soon over (18 us), but who starts behind them starts 8 us later.
-The same steps by one cluster, in global memory, take 45 us: eight multiprocessors wait too long for it.
+another has the other multiprocessors to itself: beside forward's, 32 x 1024 tokens cost 1 to 2 microseconds of an H200.
+Five small kernels, each waiting for the one ahead, are as soon over (18 us), but who starts behind them starts 8 us
+later. The same steps by one cluster, in global memory, take 45 us: eight multiprocessors wait too long for it.
 """
 
 import numpy as np
