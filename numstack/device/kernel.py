@@ -187,7 +187,8 @@ def kernel(
     waits_itself : bool, optional
         Starts early, and nothing is put in: it calls ``ptx.wait_for_kernel_before()`` in each block, before it reads or
         writes what the kernel ahead writes or reads. Only that one can still run: whatever came before it was over when
-        it let this one start.
+        it let this one start. If it has nothing to do with that one, its last block waits at its end: who comes next
+        must find both over.
 
     Examples
     --------

@@ -35,7 +35,7 @@ from numstack.kernels import embedding_rows as rows
 from numstack.kernels import embedding_tiles as tiles
 from numstack.kernels import embedding_vectors as by_vectors
 from numstack.kernels.embedding_groups import group
-from numstack.kernels.embedding_groups_format import (
+from numstack.kernels.embedding_groups.format import (
     COUNT,
     HEAD_OF_TILE,
     N_FEW,
@@ -43,13 +43,13 @@ from numstack.kernels.embedding_groups_format import (
     N_MANY,
     OF_FREQUENT,
     PLAN,
+    ROWS,
     START,
     TOKEN,
     WORDS_OF_ROW,
     layout,
     parts,
 )
-from numstack.kernels.embedding_groups_format import ROWS as TEXTS
 from numstack.kernels.launch import (
     ceil_div,
     check_contiguous,
@@ -65,7 +65,7 @@ from numstack.kernels.variants import Variant, Variants
 from numstack.kernels.warp import WARP
 
 BLOCK = 128  # threads of the one-dimensional blocks
-ROWS = 4  # positions of a forward block, a warp each
+WARPS = 4  # positions of a forward block, a warp each
 ADDERS = 8  # warps that add rows of the table, or share a frequent token
 BYTES = 16  # of a vector
 
@@ -89,8 +89,8 @@ def reference_backward(tokens_BT: np.ndarray, dout_BTC: np.ndarray, V: int) -> t
 
 @kernel
 def _forward_tokens(tokens_N, token_table_VC, out_NC):
-    """Block (32, ROWS): a warp a position."""
-    n = cuda.blockIdx.x * ROWS + cuda.threadIdx.y
+    """Block (32, WARPS): a warp a position."""
+    n = cuda.blockIdx.x * WARPS + cuda.threadIdx.y
     C = out_NC.shape[1]
     if n < tokens_N.size:
         token = tokens_N[n]
@@ -104,8 +104,8 @@ def _forward_tokens(tokens_N, token_table_VC, out_NC):
 
 @kernel
 def _forward_tokens_positions(tokens_N, token_table_VC, position_table_TC, out_NC):
-    """Block (32, ROWS): a warp a position."""
-    n = cuda.blockIdx.x * ROWS + cuda.threadIdx.y
+    """Block (32, WARPS): a warp a position."""
+    n = cuda.blockIdx.x * WARPS + cuda.threadIdx.y
     C = out_NC.shape[1]
     if n < tokens_N.size:
         token = tokens_N[n]
@@ -150,13 +150,13 @@ def _add_rows(order_N, plans_N, dout_NC, dtoken_table_VC):
     """Block (32, ADDERS) for each tile's plan: a warp for each row of the table."""
     plan = cuda.blockIdx.x * PLAN
     n_few = plans_N[plan + N_FEW]
-    n_empty = TEXTS - n_few - plans_N[plan + N_MANY]
+    n_empty = ROWS - n_few - plans_N[plan + N_MANY]
     C = dout_NC.shape[1]
-    for i in range(cuda.threadIdx.y, TEXTS - n_empty, ADDERS):
+    for i in range(cuda.threadIdx.y, ROWS - n_empty, ADDERS):
         row = plan + HEAD_OF_TILE + (i if i < n_few else i + n_empty) * WORDS_OF_ROW
         token = plans_N[row + TOKEN]
         begin = plans_N[row + START]
-        end = begin + plans_N[row + COUNT] // TEXTS
+        end = begin + plans_N[row + COUNT] // ROWS
         for c in range(cuda.threadIdx.x, C, WARP):
             total = widen(dtoken_table_VC[token, c])
             for k in range(begin, end):
@@ -223,7 +223,7 @@ def _forward_by_warps(
 ) -> None:
     N = tokens.size
     tokens, out = tokens.reshape(N), out.reshape(N, table.shape[1])
-    grid, block = ceil_div(N, ROWS), (WARP, ROWS)
+    grid, block = ceil_div(N, WARPS), (WARP, WARPS)
     if positions is None:
         _forward_tokens[grid, block, stream](tokens, table, out)
     else:
@@ -295,7 +295,7 @@ def _backward_by_tiles(
     shared_bytes = tiles.shared_bytes(size, dout.itemsize)
     kernel_[current_device().properties.multiprocessors, (WARP, size.warps), stream, shared_bytes](
         flat(dout), tiles.map_of(dout), dtable, flat(dpositions), *parts(groups, B, T, dtable.shape[0]),
-        B, T, tiles.slices_of(size, C), ceil_div(B, TEXTS), flops=dout.size,
+        B, T, tiles.slices_of(size, C), ceil_div(B, ROWS), flops=dout.size,
     )  # fmt: skip
 
 

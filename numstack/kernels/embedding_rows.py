@@ -1,6 +1,6 @@
 """Gradient of an embedding's tokens alone, by groups. See :mod:`numstack.kernels.embedding`.
 
-A warp takes a row of a tile's plan (:mod:`numstack.kernels.embedding_groups_format`), and to that row of the table it
+A warp takes a row of a tile's plan (:mod:`numstack.kernels.embedding_groups.format`), and to that row of the table it
 adds all that belongs there. So there is nothing to share out: the grid is one of short blocks, as of a copy, and while
 a warp has a long row, others go on. The plan tells token, first position and second, so that the row of the table and
 both rows of dout are under way together; longer rows go on in the order of positions.
@@ -36,7 +36,7 @@ from numstack.device.ptx import assembly
 from numstack.device.ptx.assembly import GlobalSource, Index, Out
 from numstack.device.ptx.integers import divide, multiply, opaque, subtract
 from numstack.device.ptx.words import WORDS, make_load_four, words_of
-from numstack.kernels.embedding_groups_format import (
+from numstack.kernels.embedding_groups.format import (
     COUNT,
     HEAD_OF_TILE,
     MANY,

@@ -2,7 +2,7 @@
 
 The positions' gradient adds rows of dout that have the same time, the table's those that have the same token. A tile is
 32 texts of a time, ``Size.channels`` channels of each, in a block's shared memory. The copy engine loads it, and its
-plan (:mod:`numstack.kernels.embedding_groups_format`) beside it, and two kinds of warps add it up:
+plan (:mod:`numstack.kernels.embedding_groups.format`) beside it, and two kinds of warps add it up:
 
 1. One thread *loads*: it claims tiles in the order of times, and asks for as many as there is room for.
 2. *Adders* add a row of dout that is the first of its token, and from memory the others of that token, to the row of
@@ -43,7 +43,7 @@ from numstack.device.ptx import bulk, load4, mbarrier, store4, tma
 from numstack.device.ptx.integers import divide, multiply, opaque, remainder, shared_address
 from numstack.device.ptx.words import words_of
 from numstack.device.tensor_map import TensorMap
-from numstack.kernels.embedding_groups_format import HEAD_OF_TILE, N_FEW, N_MANY, NEXT_ITEM, PLAN, ROWS, WORDS_OF_ROW
+from numstack.kernels.embedding_groups.format import HEAD_OF_TILE, N_FEW, N_MANY, NEXT_ITEM, PLAN, ROWS, WORDS_OF_ROW
 from numstack.kernels.embedding_tiles_parts import (
     BOX,
     FIRST,

@@ -14,7 +14,7 @@ from numstack.device.ptx import load4, load4_once, store4_once, sync
 from numstack.device.ptx.integers import divide, multiply, opaque, subtract
 from numstack.device.ptx.lines import load4_kept, store4_released
 from numstack.device.ptx.words import make_load_four, words_of
-from numstack.kernels.embedding_groups_format import (
+from numstack.kernels.embedding_groups.format import (
     COUNT,
     HEAD_OF_TILE,
     MEMBER,

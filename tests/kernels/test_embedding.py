@@ -8,7 +8,7 @@ from numstack.errors import ConfigError, DTypeError, ShapeError
 from numstack.kernels import embedding, embedding_tiles
 from numstack.kernels import embedding_vectors as by_vectors
 from numstack.kernels.embedding_groups import group
-from numstack.kernels.embedding_groups_format import FEW, MANY, ROWS
+from numstack.kernels.embedding_groups.format import FEW, MANY, ROWS
 from numstack.kernels.rows import row_of
 from numstack.kernels.warp import WARP
 from tests.support import BFLOAT16, assert_close, poisoned, to_device, to_host

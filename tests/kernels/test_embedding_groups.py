@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from numstack.device import current_device, offline
 from numstack.errors import ConfigError, DTypeError, ShapeError
 from numstack.kernels import embedding_groups as groups
-from numstack.kernels import embedding_groups_cluster as by_cluster
-from numstack.kernels import embedding_groups_format as form
-from numstack.kernels.embedding_groups_cluster import COMPARED
-from numstack.kernels.embedding_groups_format import FEW, MANY, ROWS
+from numstack.kernels.embedding_groups import cluster_lists as lists
+from numstack.kernels.embedding_groups import counting_sort
+from numstack.kernels.embedding_groups import format as form
+from numstack.kernels.embedding_groups.cluster_lists import COMPARED
+from numstack.kernels.embedding_groups.format import FEW, MANY, ROWS
 from tests.support import poisoned, to_device, to_host
 
 
@@ -40,14 +41,14 @@ SHAPES = {
     "one of everything": (1, 1, 1),
     "one text": (1, 43, 20),
     "one time": (37, 1, 9),
-    "a tile and a text, positions past a plain block's": (ROWS + 1, groups.BLOCK // 2 + 1, 500),
+    "a tile and a text, positions past a plain block's": (ROWS + 1, counting_sort.BLOCK // 2 + 1, 500),
     "one row of the table": (3, 50, 1),
     "rows that have few, many and more positions": (33, 40, 70),
     "more rows of the table than tokens": (2, 9, 300),
     "texts of three tiles": (2 * ROWS + 3, 11, 100),
-    "a row of the table past a cluster's threads": (5, 301, by_cluster.CLUSTER * by_cluster.THREADS + 3),
-    "tiles past a window": (2, by_cluster.WINDOW + 7, 3000),
-    "keys past a bitmap": (2, by_cluster.KEYS // 2 + 5, 40),
+    "a row of the table past a cluster's threads": (5, 301, lists.CLUSTER * lists.THREADS + 3),
+    "tiles past a window": (2, lists.WINDOW + 7, 3000),
+    "keys past a bitmap": (2, lists.KEYS // 2 + 5, 40),
     "more tokens that have bitmaps than there are at once": (16, 512, 40),
 }
 

@@ -5,7 +5,7 @@ import pytest
 
 from numstack.device import current_device
 from numstack.kernels import embedding, embedding_rows
-from numstack.kernels.embedding_groups_format import FEW, MANY
+from numstack.kernels.embedding_groups.format import FEW, MANY
 from tests.kernels.test_embedding import backward, inputs
 from tests.support import assert_close
 
