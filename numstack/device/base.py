@@ -235,12 +235,6 @@ class Device(ABC):
     ) -> Callable[[Stream], None]:
         """Compile ``kernel`` for these arguments if needed, and pack them: what a Work runs."""
 
-    def clusters_at_once(
-        self, kernel: Kernel, block: tuple[int, int, int], shared_bytes: int, args: tuple[Any, ...]
-    ) -> int:
-        """How many clusters of ``kernel`` the device has room for, of a block a multiprocessor if it cannot tell."""
-        return self.properties.multiprocessors // kernel.cluster
-
     def tensor_map(self, array: Array, box: tuple[int, ...], *, swizzle_bytes: int = 128) -> TensorMap:
         """A kernel argument by which the copy engine moves boxes of ``array``; always the same for a view.
 

@@ -83,10 +83,6 @@ class Kernel:
             self._launches[config] = launch
         return launch
 
-    def clusters_at_once(self, block: int | tuple[int, ...], shared_bytes: int, *args: Any) -> int:
-        """How many clusters run at once of those that ``kernel[grid, block, stream, shared_bytes](*args)`` launches."""
-        return current_device().clusters_at_once(self, self._dim("block", block), shared_bytes, args)
-
     def _dim(self, what: str, value: int | tuple[int, ...]) -> Dim:
         sizes = (value,) if isinstance(value, int) else tuple(int(v) for v in value)
         if not 1 <= len(sizes) <= 3 or min(sizes) < 0 or (what == "block" and min(sizes) < 1):

@@ -455,6 +455,12 @@ def cast(x: Array, out: Array, *, variant: str | None = None, stream: Stream | N
     _launch_flat("cast", variant, stream, x=x, out=out)
 
 
+def keep(x: Array, kept: Array | None, stream: Stream | None) -> None:
+    """kept = x in kept's format, if there is one: for kernels that do not write it themselves, before they change x."""
+    if kept is not None:
+        cast(x, kept, stream=stream)
+
+
 def fill(x: Array, value: float, *, variant: str | None = None, stream: Stream | None = None) -> None:
     """x = value, everywhere.
 

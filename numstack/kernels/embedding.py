@@ -235,15 +235,15 @@ def _forward_by_vectors(
 ) -> None:
     B, T = tokens.shape
     V, C = table.shape
-    texts = next(n for n in (by_vectors.TEXTS, 4, 2, 1) if n <= max(B, 1))
-    n_vectors = C * table.itemsize // BYTES
-    grid = (ceil_div(T * n_vectors, by_vectors.THREADS), ceil_div(B, texts))
+    texts = next(n for n in (by_vectors.TEXTS, 2, 1) if n <= max(B, 1))
+    slices = ceil_div(C * table.itemsize, BYTES * by_vectors.SLICE)
+    grid, block = (ceil_div(B, texts), ceil_div(T, by_vectors.TIMES), slices), (by_vectors.SLICE, by_vectors.TIMES)
     is_beside_groups = groups is not None and current_device().properties.compute_capability >= (9, 0)
     kernel_ = by_vectors.forward(
         from_dtype(table.dtype), has_positions=positions is not None, texts=texts, is_beside_groups=is_beside_groups
     )
     arrays = (tokens, table, table if positions is None else positions, out)
-    kernel_[grid, by_vectors.THREADS, stream](*map(flat, arrays), B, T, V, n_vectors, flops=out.size)
+    kernel_[grid, block, stream](*map(flat, arrays), B, T, V, C, flops=out.size)
 
 
 def _backward_positions(dout: Array, dpositions: Array, stream: Stream | None) -> None:
@@ -310,7 +310,7 @@ FORWARD = Variants(
     "embedding.forward",
     [
         Variant("warp_per_row", _forward_by_warps, note="A warp copies a row, an element a lane."),
-        Variant("vectors", _forward_by_vectors, "16 bytes a lane, eight rows at once.", _takes_vectors, "gpu"),
+        Variant("vectors", _forward_by_vectors, "16 bytes a lane, four rows, slice by slice.", _takes_vectors, "gpu"),
     ],
 )
 

@@ -316,29 +316,23 @@ def workspace_size(R: int, C: int) -> int:
 
 
 def _forward_by_threads(arrays: tuple[Array, ...], kept: Array | None, eps: float, stream: Stream | None) -> None:
-    _keep(arrays[0], kept, stream)
+    elementwise.keep(arrays[0], kept, stream)
     _forward_thread_per_row[ceil_div(arrays[0].shape[0], BLOCK), BLOCK, stream](*arrays, eps)
 
 
 def _forward_by_blocks(arrays: tuple[Array, ...], kept: Array | None, eps: float, stream: Stream | None) -> None:
-    _keep(arrays[0], kept, stream)
+    elementwise.keep(arrays[0], kept, stream)
     _forward_block_per_row[arrays[0].shape[0], BLOCK, stream](*arrays, eps)
 
 
 def _forward_by_warps(arrays: tuple[Array, ...], kept: Array | None, eps: float, stream: Stream | None) -> None:
-    _keep(arrays[0], kept, stream)
+    elementwise.keep(arrays[0], kept, stream)
     x = arrays[0]
     _forward_warp_per_row[ceil_div(x.shape[0], ROWS), (WARP, ROWS), stream](*arrays, eps, flops=8 * x.size)
 
 
 def _forward_by_registers(arrays: tuple[Array, ...], kept: Array | None, eps: float, stream: Stream | None) -> None:
     norm_rows.launch(arrays, eps, True, stream, kept=kept)
-
-
-def _keep(x: Array, kept: Array | None, stream: Stream | None) -> None:
-    """A copy of x by a launch of its own, before y, which may be x."""
-    if kept is not None:
-        elementwise.cast(x, kept, stream=stream)
 
 
 def _backward_by_threads(

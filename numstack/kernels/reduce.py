@@ -430,7 +430,7 @@ def clip_scale(norm_1: Array, scale_1: Array, *, max_norm: float, stream: Stream
 def _sum_rows_by_column(
     x_RC: Array, out_C: Array, copy_RC: Array | None, workspace: Array, accumulate: bool, stream: Stream | None
 ) -> None:
-    _copy_rows(x_RC, copy_RC, stream)
+    elementwise.keep(x_RC, copy_RC, stream)
     _sum_rows_thread_per_column[ceil_div(out_C.size, BLOCK), BLOCK, stream](x_RC, out_C, accumulate, flops=x_RC.size)
 
 
@@ -438,17 +438,11 @@ def _sum_rows_two_phase(
     x_RC: Array, out_C: Array, copy_RC: Array | None, workspace: Array, accumulate: bool, stream: Stream | None
 ) -> None:
     n_rows, n_columns = x_RC.shape
-    _copy_rows(x_RC, copy_RC, stream)
+    elementwise.keep(x_RC, copy_RC, stream)
     n_stretches, stretch = _stretches(n_rows)
     grid = (ceil_div(n_columns, COLUMNS), n_stretches)
     _sum_rows_first_phase[grid, (COLUMNS, ROWS), stream](x_RC, workspace, stretch, flops=x_RC.size)
     _sum_rows_second_phase[ceil_div(n_columns, BLOCK), BLOCK, stream](workspace, out_C, n_stretches, accumulate)
-
-
-def _copy_rows(x_RC: Array, copy_RC: Array | None, stream: Stream | None) -> None:
-    """The copy by a launch of its own."""
-    if copy_RC is not None:
-        elementwise.cast(x_RC, copy_RC, stream=stream)
 
 
 def _sum_rows_by_vectors(

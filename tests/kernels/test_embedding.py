@@ -20,10 +20,12 @@ SHAPES = {
     "one token past a block, one channel past a block": (3, 43, 84, embedding.BLOCK + 1),
     "more rows of the table than threads of a block": (2, 9, 1025, 8),
     "no token": (0, 4, 5, 8),
-    "texts past a thread's, channels past a warp's": (by_vectors.TEXTS + 1, 9, 7, 4 * WARP + 8),
+    "texts past a thread's, times and channels past a block's": (
+        by_vectors.TEXTS + 1, by_vectors.TIMES + 1, 7, by_vectors.SLICE * by_vectors.VECTOR + 8,
+    ),
     "channels of whole warps": (3, 5, 7, 4 * WARP),
     "texts past a tile's, times past a warp's": (ROWS + 1, WARP + 3, 60, 8),
-}
+}  # fmt: skip
 BY_VECTORS = [name for name in ("rows_of_groups", "tiles_of_times") if name in embedding.BACKWARD.runnable()]
 
 

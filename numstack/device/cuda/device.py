@@ -219,20 +219,8 @@ class CudaDevice(Device):
         shared_bytes: int,
         args: tuple[Any, ...],
     ) -> Callable[[Stream], None]:
-        compiled, values = self._prepared(kernel, block, args)
-        return compiled.bind(grid, block, shared_bytes, values)
-
-    def clusters_at_once(
-        self, kernel: Kernel, block: tuple[int, int, int], shared_bytes: int, args: tuple[Any, ...]
-    ) -> int:
-        return self._prepared(kernel, block, args)[0].clusters_at_once(block, shared_bytes)
-
-    def _prepared(
-        self, kernel: Kernel, block: tuple[int, int, int], args: tuple[Any, ...]
-    ) -> tuple[CompiledKernel, list[Any]]:
-        """The kernel for these types, and the arguments: arrays packed, scalars as they are."""
         key: list[Any] = [kernel, block]
-        values: list[Any] = []
+        values: list[Any] = []  # arrays packed, scalars as they are
         for arg in args:
             kind = type(arg)
             if kind is CudaArray:
@@ -253,13 +241,13 @@ class CudaDevice(Device):
                 key.append(kind)
                 values.append(arg)
             else:
-                return self._prepared(kernel, block, _ours(kernel, args))
+                return self.bind(kernel, grid, block, shared_bytes, _ours(kernel, args))
         compiled = self._compiled.get(tuple(key))
         if compiled is None:
             threads = block[0] * block[1] * block[2]
             compiled = load(kernel, numba_types(kernel, args), threads, self.architecture)
             self._compiled[tuple(key)] = compiled
-        return compiled, values
+        return compiled.bind(grid, block, shared_bytes, values)
 
     def tensor_map(self, array: Array, box: tuple[int, ...], *, swizzle_bytes: int = 128) -> TensorMap:
         return self._tensor_maps.of(_on_device(array), box, swizzle_bytes)

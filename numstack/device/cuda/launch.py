@@ -80,12 +80,6 @@ class CompiledKernel:
             return partial(self._launch_config, arguments, config)
         return partial(self._launch, arguments, grid, block, shared_bytes)
 
-    def clusters_at_once(self, block: Dim, shared_bytes: int) -> int:
-        """How many clusters of such blocks the GPU has room for: some of its parts may be short of multiprocessors."""
-        self._allow(shared_bytes)
-        config = _config((self._cluster, 1, 1), block, shared_bytes, self._cluster, self._starts_early)
-        return int(call(driver.cuOccupancyMaxActiveClusters, self._function, config))
-
     def _allow(self, shared_bytes: int) -> None:
         if shared_bytes > self._shared_bytes:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
