@@ -222,6 +222,8 @@ FIGURES["h200/membound"] = [
         ("bias gradient", "65536 x 3072"),
         ("bias gradient and cast to bfloat16", "65536 x 768"),
         ("transpose", "65536 x 3072"),
+        ("embedding forward", "32 x 1024 x 768"),
+        ("embedding forward, float32", "32 x 1024 x 768"),
         ("embedding backward, tokens", "32 x 1024 x 768"),
         ("embedding backward, tokens and positions", "32 x 1024 x 768"),
         ("embedding backward, tokens and positions, float32", "32 x 1024 x 768"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import time
@@ -59,6 +60,9 @@ class GPT(nn.Module):
         for p in self.parameters():
             if p.dim() > 1:
                 nn.init.normal_(p, 0, 0.02)
+        for block in self.blocks:  # what ends a branch, as in GPT-2
+            for branch_end in (block.proj, block.fc2):
+                nn.init.normal_(branch_end.weight, 0, 0.02 / math.sqrt(2 * n_layers))
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         h = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
