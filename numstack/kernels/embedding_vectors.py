@@ -2,8 +2,8 @@
 
 Forward, slice by slice: all positions' first 256 bytes, then all positions' next. A quarter of 32 x 1024 even tokens of
 50,304 come again; by whole rows, 3 KiB of float32, the L2 cache has lost a row by then, and 103 MB are read from DRAM;
-a slice of all rows stays in it, and 78 MB are (77 is the least). So, ten in a row, it takes 47.1 microseconds of an H200
-in place of 50, and of bfloat16 24.8 in place of 25.7. Slices of 512 bytes: 47.5; of 1 KiB: 48.4; of half a row: 49.1.
+a slice of all rows stays in it, and 78 MB are (77 is the least). So it takes 47.1 us of an H200, ten in a row, in place
+of 50, and of bfloat16 24.8 in place of 25.7. Slices of 512 bytes: 47.5; of 1 KiB: 48.4; of half a row: 49.1.
 
 A thread takes the same 16 bytes of the same time of several texts, so that it reads the position's once, and has all
 their tokens' rows under way at once: eight texts take 2% longer than four. Writes that the cache drops first gain
