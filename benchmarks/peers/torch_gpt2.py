@@ -60,7 +60,9 @@ class GPT(nn.Module):
         for p in self.parameters():
             if p.dim() > 1:
                 nn.init.normal_(p, 0, 0.02)
-        for block in self.blocks:  # what ends a branch, as in GPT-2
+        for block in self.blocks:  # as GPT-2 starts, and so does ours
+            for layer in (block.qkv, block.proj, block.fc, block.fc2):
+                nn.init.zeros_(layer.bias)
             for branch_end in (block.proj, block.fc2):
                 nn.init.normal_(branch_end.weight, 0, 0.02 / math.sqrt(2 * n_layers))
 
