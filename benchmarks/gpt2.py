@@ -5,8 +5,8 @@ usage: python -m benchmarks.gpt2 [--batch 32] [--peer eager|compile|none] [--jso
        python -m benchmarks.gpt2 --plan                             what a step launches on an H200, without one
 
 T=1024, bf16, AdamW, gradient clipping, random tokens. Each step of ours starts from tokens on the host and ends with
-the loss there; the peer's tokens are on the GPU from the start. The peer runs first, in a process of its own. Last losses
-are of weights and tokens that each draws for itself; ``benchmarks.gpt2_loss`` compares losses from the same ones.
+the loss there; the peer's tokens are on the GPU from the start. The peer runs first, in a process of its own. The last
+losses are of weights and tokens that each draws for itself; ``benchmarks.gpt2_loss`` compares losses from the same.
 """
 
 from __future__ import annotations
