@@ -29,6 +29,7 @@ from numstack.kernels import (
     rmsnorm,
     softmax,
 )
+from numstack.kernels.rows import row_of
 
 # Sizes of GPT-2 124M on a small batch: large enough that every launcher takes its main road.
 B, T, H, D, V = 4, 1024, 12, 64, 50304
@@ -218,9 +219,8 @@ def _embedding(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
     table, positions = array((V, C), dtype), array((T, C), dtype)
     dtable, dpositions = array((V, C), np.float32), array((T, C), np.float32)
     groups = array((embedding.groups_size(B, T, V),), np.int32)
-    for variant in embedding_groups.GROUP.runnable():
-        run = partial(embedding_groups.group, tokens, groups, V, variant=variant)
-        yield Launch("embedding.group", variant, run, (groups,))
+    for launch in _each("embedding.group", embedding_groups.GROUP, partial(embedding_groups.group, tokens, groups, V)):
+        yield launch._replace(scratch=(groups,))
     for of_positions, of_groups in ((positions, None), (None, None), (positions, groups)):
         forward = partial(embedding.forward, tokens, table, of_positions, out, of_groups)
         for launch in _each("embedding.forward", embedding.FORWARD, forward):
@@ -228,9 +228,11 @@ def _embedding(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:
     group = partial(embedding_groups.group, tokens, groups, V)
     for of_table, of_positions in ((dtable, dpositions), (dtable, None), (table, positions)):
         backward = partial(embedding.backward, tokens, out, of_table, of_positions, groups)
-        for launch in _each("embedding.backward", embedding.BACKWARD, backward):
-            if of_positions is not None or launch.variant != "tiles_of_times":
-                yield launch._replace(prepare=group)
+        needs = row_of(C, out, of_table), of_positions is not None
+        for variant in embedding.BACKWARD:
+            if variant.runs_here() and variant.supports(*needs):
+                run = partial(backward, variant=variant.name)
+                yield Launch("embedding.backward", variant.name, run, prepare=group)
 
 
 def _optimiser(array: MakeArray, dtype: np.dtype) -> Iterator[Launch]:

@@ -93,7 +93,7 @@ def test_a_change_in_a_device_function_or_a_constant_compiles_again(fresh: Path)
     program = fresh / "program.py"
     text = textwrap.dedent("""
         from numba import cuda, types
-        from numstack.device.cuda import cache, compiler
+        from numstack.device.cuda import cache
         from numstack.device.cuda.compiler import Architecture
         FACTOR = 2
 

@@ -92,7 +92,7 @@ def test_reference_backward_is_the_transpose_of_forward():
 
 
 @pytest.mark.parametrize("variant", embedding.FORWARD.runnable())
-@pytest.mark.parametrize("shape", [(3, 7, 5, 40), (ROWS + 1, 5, 3, 8), (0, 4, 5, 8)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 7, 5, 40), (ROWS + 1, 5, 3, 8), (0, 4, 5, 8), (5, 17, 40, 136)], ids=str)
 def test_forward_leaves_groups_for_backward(variant, shape):
     tokens, table, positions, dout = inputs(*shape)
     out, groups = poisoned(dout.shape, np.float32), poisoned(embedding.groups_size(*shape[:3]), np.int32)
